@@ -9,8 +9,8 @@ The ratio of two neighbours is this tree's median call over the other's: above 1
 shows the median ratio, and the quartiles as its spread.
 
 A row counts as slower if at least three quarters of its ratios are above 1.02. Then it is measured
-again with three times as many pairs, and all of them count. The exit status is 1 if a row is slower
-then.
+again by new processes, with three times as many pairs, and all of them count. The exit status is 1
+if a row is slower then.
 
     ms      of this tree: every rank takes the median of its calls; the slowest rank's median
     CPU     CPU seconds of all ranks and the master, this tree over the other: for information
@@ -90,7 +90,7 @@ def installed(commit: str) -> tuple[Path, Path]:
     if found.returncode:
         raise SystemExit(f"{commit!r} is no commit of this repository")
     full = found.stdout.strip()
-    other = folder / full
+    other = folder / f"{full}-{sys.implementation.cache_tag}"
     if not (other / "pccl").is_dir():
         source = folder / f"source-{full}"
         source.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,16 @@ class Sides:
                 row.world, row.transport != "memory", False, False, Deadline(3600), settings
             )
             stack.callback(ranks.end)
+            if not all(Path(origin).is_relative_to(folder) for origin in ranks.origins):
+                raise SystemExit(
+                    f"{sys.executable} imports {ranks.origins[0]} in place of {folder}: it has an "
+                    "editable pccl; use `make bench-check BASE=COMMIT`"
+                )
             self.ranks.append(ranks)
+
+    def finish(self) -> None:
+        for ranks in self.ranks:
+            ranks.finish()
 
     def measure(self, row: Row, pairs: int) -> list[tuple[Block, Block]]:
         paced = row.bytes >= 64 * KIB
@@ -177,11 +186,14 @@ def check(
                 verdict = Verdict.of(found)
                 if verdict.slower:
                     tell(f"{row.name}: {verdict.ratio:.3f}; again, with more pairs")
-                    found += sides.measure(row, 3 * pairs)
+                    # By others: where their memory lies may make processes slower, too.
+                    with ExitStack() as others:
+                        more = Sides(others, row, folders)
+                        found += more.measure(row, 3 * pairs)
+                        more.finish()
                     verdict = Verdict.of(found)
                 yield row, verdict
-            for ranks in sides.ranks:
-                ranks.finish()
+            sides.finish()
 
 
 def line_of(row: Row, verdict: Verdict) -> str:
@@ -207,7 +219,8 @@ def main() -> int:
     rows = [row for row in ROWS if all(word in row.name for word in words)]
     if not rows or options.pairs < 2:
         parser.error(f"no row has all of {words}" if not rows else "--pairs is at least 2")
-    os.environ.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "PCCL_SECRET", "PCCL_SECRET_FILE"):
+        os.environ.pop(name, None)
     folders = installed(options.commit)
     print(f"{'this tree over ' + options.commit:44} {'ms':>10} {'ratio':>8} (quartiles)")
     results: list[dict[str, Any]] = []

@@ -107,7 +107,8 @@ with pccl.MasterNode("127.0.0.1:0") as master:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", self.SCRIPT],
+            [sys.executable, "-c", self.SCRIPT],
+            cwd="/",  # not where the sources are
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -150,6 +151,7 @@ class Ranks:
         self.deadline = deadline
         self.processes: list[subprocess.Popen[bytes]] = []
         self.streams: list[socket.socket] = []
+        self.origins: list[str] = []  # files of the pccl of each rank
         self.settings = dict(settings or {})
         self.master: Master | OtherMaster
         if "PYTHONPATH" in self.settings:
@@ -201,7 +203,9 @@ class Ranks:
                     raise SystemExit(f"a rank of {self.world} did not start, see above")
                 with suppress(TimeoutError):
                     self.streams.append(listener.accept()[0])
-            ranks = [answer["rank"] for answer in self.hear()]
+            answers = self.hear()
+            ranks = [answer["rank"] for answer in answers]
+            self.origins = [answer["pccl"] for answer in answers]
         self.streams = [self.streams[ranks.index(rank)] for rank in range(self.world)]
 
     def hear(self) -> list[dict[str, Any]]:

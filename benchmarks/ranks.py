@@ -141,7 +141,7 @@ class Rank:
             )
         self.cases: dict[str, Case] = {}
         self.arrays: dict[tuple[str, int], list[np.ndarray]] = {}
-        self.say(rank=self.rank)
+        self.say(rank=self.rank, pccl=pccl.__file__)
 
     def say(self, **what: Any) -> None:
         self.stream.sendall(json.dumps(what).encode() + b"\n")

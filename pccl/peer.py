@@ -78,7 +78,8 @@ class Peer(_core.Reducer):
         self._fork = process.forks
         self._residuals = Residuals()
         self._changes = Changes()
-        self._lock = threading.Lock()  # guards _joining and _engine; no blocking call holds it
+        # Guards _joining, _engine, _companions and _publisher; no blocking call holds it.
+        self._lock = threading.Lock()
 
     def _check_replica(self, name: str | None, ranks: int | None) -> tuple[str, int]:
         func = "Communicator"
@@ -178,7 +179,8 @@ class Peer(_core.Reducer):
             name=self._name or None,
         )
         made._quiet = True
-        self._companions.add(made)
+        with self._lock:
+            self._companions.add(made)
         return made
 
     @property
@@ -214,7 +216,9 @@ class Peer(_core.Reducer):
         try:
             if publisher is not None:
                 publisher.stop()
-            for companion in list(self._companions):
+            with self._lock:
+                companions = list(self._companions)
+            for companion in companions:
                 companion._close(failure)
             for engine in (self._candidate, self._engine):
                 if engine is not None:

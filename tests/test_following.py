@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from members import Members, each
 from programs import publishers
-from workers import Run, eventually, masters
+from workers import FAST, Run, Worker, eventually, masters, wait_for_line
 
 import pccl
 from pccl import _core
@@ -39,6 +39,7 @@ from pccl.frameworks import Array
 
 SECRET = "6b1f0c7de8a94f35b2c1907a5e4d3f28"
 SECONDS = 60.0
+TIMEOUT = float(FAST["PCCL_HEARTBEAT_TIMEOUT"])
 
 
 def state_of(revision: int, count: int = 1000) -> dict[str, Any]:
@@ -67,6 +68,14 @@ def named_members(members: Members, count: int) -> list[pccl.Communicator]:
     for number, comm in enumerate(comms):
         comm._name = f"publisher-{number}"  # of its doors
     return comms
+
+
+def wait_in_vain(worker: Worker, words: str, seconds: float) -> bool:
+    """Whether the worker says that within this time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and words not in worker.stderr():
+        threading.Event().wait(0.1)
+    return words in worker.stderr()
 
 
 def groups_of(comm: pccl.Communicator) -> list[int]:
@@ -449,6 +458,26 @@ def test_a_busy_member_sends_for_a_tenth_of_the_time(
     assert publisher.may_send()  # to end at once
 
 
+def test_trouble_with_the_master_ends_a_loop_and_is_forgotten(
+    members: Members, monkeypatch: pytest.MonkeyPatch, patience: None
+) -> None:
+    (comm,) = members(1)
+    publish_all([comm], 1)
+    with pccl.follow(comm._address) as follower:
+        loop = iter(follower)
+        assert next(loop).revision == 1
+
+        def refuse(*_: object, **__: object) -> None:
+            raise Refused.because("ask_status", "too many questions about the status")
+
+        monkeypatch.setattr(following, "ask_any", refuse)
+        comm.close()
+        eventually(lambda: not follower._lines and isinstance(follower._trouble, Refused))
+        assert list(loop) == []
+        with pytest.raises(StateUnavailable, match="too many questions"):
+            follower.next(SECONDS)
+
+
 # Several processes.
 
 
@@ -485,6 +514,30 @@ def test_it_goes_on_when_another_master_takes_over() -> None:
                 run.kill(0)
         with pccl.follow(run.address) as follower:
             assert follower.next(SECONDS).revision == 2
+
+
+@pytest.mark.parametrize("fault", ["frozen", "killed with a follower"])
+def test_it_comes_although_a_host_is_gone(fault: str) -> None:
+    with masters(3, PCCL_SECRET=SECRET) as run:
+        peers = run.peers(3, publishers.serve)
+        for peer in peers:
+            peer.expect("ready")
+            peer.tell([1, 1000])
+        if fault == "frozen":
+            run.masters[0].signal(signal.SIGSTOP)
+            wait_for_line(run.masters[1], "taken over")
+        else:  # one process has a member and follows the others
+            peers[2].tell([0, 0])
+            peers[2].expect("follows", SECONDS)
+            peers[2].signal(signal.SIGKILL)
+            wait_for_line(run.masters[0], "peer .* is out")
+        with pccl.follow(run.address, secret=SECRET) as follower:
+            assert is_whole(follower.next(SECONDS))
+            peers[0].tell([2, 1000])
+            assert follower.next(SECONDS).revision == 2
+        if fault != "frozen":
+            # For longer than a master bears not to reach a majority.
+            assert not wait_in_vain(run.masters[0], "steps down", 2.5 * TIMEOUT)
 
 
 def test_members_do_not_notice_that_a_follower_is_killed(run: Run) -> None:
@@ -619,6 +672,21 @@ def test_slow_followers_end_what_they_have_begun(publisher: Publisher) -> None:
     assert [reader.holds() for reader in readers] == [5, 5, 2, 3, 3]
 
 
+def test_no_more_revisions_are_kept_than_a_member_may(publisher: Publisher) -> None:
+    chance = random.Random(1)
+    snapshot = Snapshot({}, "publish")
+    readers = [Reader(publisher) for _ in range(8)]
+    for revision in range(1, 500):
+        publisher.publish(revision, snapshot)
+        for reader in readers:
+            if chance.random() < 0.4:
+                reader.news()
+            if chance.random() < 0.3:
+                reader.one.waits = not reader.one.waits
+        kept = {one.holds for one in publisher._followers if one.holds} - {publisher._latest}
+        assert len(kept) <= 3
+
+
 def test_a_follower_that_waits_keeps_nothing_from_others(publisher: Publisher) -> None:
     snapshot = Snapshot({}, "publish")
     reader, waiting = Reader(publisher), [Reader(publisher) for _ in range(5)]
@@ -657,7 +725,7 @@ def test_offers_that_make_no_sense_are_refused(told: bytes) -> None:
 
 def test_doors_tell_whose_they_are() -> None:
     for group in (0, 1, 4095):
-        door = door_of(group, "publish")
+        door = door_of(group)
         assert _core.FIRST_DOOR <= door < 2**32
         assert group_behind(door) == group
     assert group_behind(_core.FIRST_DOOR - 1) is None

@@ -122,8 +122,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             got: list[list[dict[str, Any]]] = []
             for follower in followers:
                 own = []
-                while (said := json.loads(follower._lines.get(timeout=600)))["event"] == "got":
+                while line := follower._lines.get(timeout=600):
+                    said = json.loads(line)
+                    if said["event"] != "got":
+                        break
                     own.append(said)
+                else:
+                    raise SystemExit("a follower has ended, see above")
                 got.append(own)
         finally:
             for peer in (*peers, *followers):

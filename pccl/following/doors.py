@@ -11,8 +11,8 @@ GROUPS = 4096  # from 0 on, that may have doors; their numbers are parts of the 
 _DOORS = 1 << 18  # of each of them
 
 
-def door_of(group: int, func: str) -> int:
-    """The number of a new door of the members of a group, chosen at random.
+def check_group(group: int, func: str) -> None:
+    """Whether members of that group may have doors.
 
     Raises:
         InvalidArgument: The group's number is too high.
@@ -20,6 +20,10 @@ def door_of(group: int, func: str) -> int:
     if group >= GROUPS:
         sentence = f"only groups 0 to {GROUPS - 1} have followers, and this is group {group}"
         raise InvalidArgument.because(func, sentence)
+
+
+def door_of(group: int) -> int:
+    """The number of a new door of the members of a group, chosen at random."""
     return FIRST_DOOR + group * _DOORS + random.SystemRandom().randrange(_DOORS)
 
 

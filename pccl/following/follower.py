@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 
 FUNC = "follow"
 _MOST_LINES = 4
-_DOOR_SECONDS = 3.0  # for a publisher to answer at its door: somebody else may have taken it
+# For a publisher to answer at its door, which somebody else may have taken; and more for each
+# master that may come before the one that serves, and not answer.
+_DOOR_SECONDS, _MASTER_SECONDS = 3.0, 7.0
 _PATIENCE_SECONDS = 30.0
 # Seconds between looks at the master's status: the first, the longest while nobody sends, and the
 # longest while somebody does.
 _FIRST_PAUSE, _SHORT_PAUSE, _LONG_PAUSE = 0.25, 5.0, 30.0
 _MOST_PAUSE = 30.0  # seconds until a publisher that fails is tried again
-_ANSWER_SECONDS = 60.0  # for each message of a publisher
+_ANSWER_SECONDS = 120.0  # for each message of a publisher, which may have to hash all of it first
 _STALLED_SECONDS = 15.0  # without a piece, after which a later revision is received instead
 # A revision that is not higher than the last one counts when nothing else is on offer for so long.
 _BACK_SECONDS = 10.0
@@ -196,6 +198,7 @@ class Follower:
         self._seen = time.monotonic()  # when a publisher has answered last
         self._behind_since: float | None = None  # all offers are not higher than what is known
         self._trouble: PCCLError | None = None  # with the master, or the last publisher
+        self._look_failed = False  # whether that was the master's status
         self._places_taken = False  # by others, at all publishers
         self._threads = Threads("pccl follower")
         self._threads.start(self._look)
@@ -290,7 +293,9 @@ class Follower:
             sentence = f"all places at the members of group {self._group} that publish are taken"
             raise StateUnavailable.because(FUNC, sentence)
         if trouble is not None:
-            raise type(trouble).because(FUNC, trouble.reason or str(trouble))
+            expected = isinstance(trouble, AuthenticationFailed | Unreachable)
+            kind = type(trouble) if expected else StateUnavailable
+            raise kind.because(FUNC, trouble.reason or str(trouble))
         sentence = f"no member of group {self._group} has published for {_PATIENCE_SECONDS:.0f} s"
         raise StateUnavailable.because(FUNC, sentence)
 
@@ -304,7 +309,7 @@ class Follower:
                 try:
                     self._enter_doors()
                 except Exception as error:  # this thread's end would end all following
-                    self._tell(error)
+                    self._tell(error, of_a_look=True)
             with self._changed:
                 count = len(self._lines)
                 now = time.monotonic()
@@ -326,13 +331,14 @@ class Follower:
                 else:
                     pause *= 2
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: Exception, *, of_a_look: bool = False) -> None:
         """Keeps an error for those that wait in vain."""
         told = error
         if not isinstance(told, PCCLError):
             told = StateUnavailable.because(FUNC, f"{type(error).__name__}: {error}")
         with self._changed:
-            self._trouble = told
+            self._trouble, self._look_failed = told, of_a_look
+            self._places_taken = self._places_taken and not of_a_look
             self._changed.notify_all()
 
     def _enter_doors(self) -> None:
@@ -349,8 +355,8 @@ class Follower:
         now = time.monotonic()
         with self._changed:
             self._places_taken = bool(ours) and not doors and not self._lines
-            if not self._places_taken and isinstance(self._trouble, Unreachable):
-                self._trouble = None
+            if self._look_failed:
+                self._trouble, self._look_failed = None, False
             for door in doors:
                 name = door.publisher
                 failure = self._failures.get(name)
@@ -417,17 +423,20 @@ class Follower:
             with self._changed:
                 self._prepares = False
         with self._changed:
-            self._target, self._began = target, began
-            self._finish()  # nothing may be missing
+            if not self._closed:
+                self._target, self._began = target, began
+                self._finish()  # nothing may be missing
         return target
 
     def _is_given_up(self, target: Assembly) -> bool:
         """Whether nobody offers the rest of it any more, or nobody has sent any of it for long."""
-        offered = any(
-            line.offer is not None and line.offer.digest == target.offer.digest
+        heard = [
+            line.heard
             for line in self._lines
-        )
-        return not offered or time.monotonic() - target.changed > _STALLED_SECONDS
+            if line.offer is not None and line.offer.digest == target.offer.digest
+        ]
+        # A publisher that rests says so.
+        return not heard or time.monotonic() - max(target.changed, *heard) > _STALLED_SECONDS
 
     def _is_new(self, offer: Offer) -> bool:
         known = self._known
@@ -501,7 +510,8 @@ class _Line:
         follower = self._follower
         failure: Exception | None = None
         try:
-            self._pair.join(_DOOR_SECONDS)
+            others = follower._master.count(",")
+            self._pair.join(_DOOR_SECONDS + others * _MASTER_SECONDS)
             while not follower._closed:
                 self._hear()
                 while self.offer is not None and not follower._closed:

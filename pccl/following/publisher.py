@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from pccl import _settings, api
 from pccl.communicator import Communicator
 from pccl.errors import Refused
-from pccl.following.doors import door_of
+from pccl.following.doors import check_group, door_of
 from pccl.following.offer import END, LATER, NEWS, NEWS_SECONDS, PIECE, Published
 from pccl.following.pair import Pair
 from pccl.following.snapshot import Snapshot
@@ -23,12 +22,14 @@ from pccl.frameworks import Array
 FUNC = "publish"
 _MOST_REVISION = 2**63 - 1
 _MOST_FOLLOWERS = 8  # at a time
-_MOST_KEPT = 3  # older revisions that followers still receive, beside the latest
+_MOST_KEPT = 3  # revisions that followers hold; the latest may be a fourth one
 # Shares of their time that a member's threads send: of each one while the member has no operation
 # in flight, and of all together while it has one, which may need the same links.
 _SHARE, _SHARE_BESIDE = 0.8, 0.1
+_MOST_COUNTED = 2.0  # seconds of one piece
 _LOOK_SECONDS = 0.25  # between looks whether an operation is in flight
 _MOST_REST = 5.0  # seconds; the engine warns of a call that waits for longer than ten
+_SILENT_SECONDS = 120.0  # after which a follower loses its place; others ask every few seconds
 _DOOR_SECONDS = 60.0  # then a new one: the first may be at a master that nobody asks any more
 _FIRST_PAUSE, _LAST_PAUSE = 0.25, 5.0  # seconds between attempts to open a door
 
@@ -76,7 +77,7 @@ class Publisher:
     """Keeps what a member publishes, and sends it to followers. *any thread*"""
 
     def __init__(self, comm: Communicator) -> None:
-        door_of(comm._group, FUNC)  # or raises
+        check_group(comm._group, FUNC)
         self._comm = comm
         self._changed = threading.Condition()  # guards what follows
         self._latest: Published | None = None
@@ -92,8 +93,11 @@ class Publisher:
             self._count += 1
             self._latest = Published(revision, snapshot, self._count)
             if not self._opens and not self._stopped:
-                self._threads.start(self._open)
-                self._opens = True
+                try:
+                    self._threads.start(self._open)
+                    self._opens = True
+                except RuntimeError as error:  # the system has no more threads
+                    _log.warning("no follower can come for now: %s", error)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -143,14 +147,16 @@ class Publisher:
         return found if found is not None and found.number > follower.had else None
 
     def _drop(self) -> None:
-        """Keeps no more revisions than it may, beside the latest.
+        """Followers hold no more revisions than are kept.
 
-        Followers that wait need theirs only if another publisher fails to send a piece of it.
+        One that waits needs its own only if another publisher fails to send a piece of it.
         """
-        older = {one.holds for one in self._followers if one.holds} - {self._latest}
-        for least in sorted(older, key=lambda one: one.number)[:-_MOST_KEPT]:
+        held = {one.holds for one in self._followers if one.holds}
+        wanted = {one.holds for one in self._followers if not one.waits}
+        excess = len(held) - _MOST_KEPT
+        for least in sorted(held - wanted, key=lambda one: one.number)[: max(0, excess)]:
             for one in self._followers:
-                if one.holds is least and one.waits:
+                if one.holds is least:
                     one.holds = None
 
     def held(self, follower: _Follower) -> Published | None:
@@ -180,7 +186,9 @@ class Publisher:
         with self._changed:
             if busy:
                 begins = max(time.monotonic(), self._rests_until)
-                self._rests_until = begins + seconds * (1 / _SHARE_BESIDE - 1)
+                # A piece takes longer than that where the follower's own line is slow.
+                counted = min(seconds, _MOST_COUNTED)
+                self._rests_until = begins + counted * (1 / _SHARE_BESIDE - 1)
             else:
                 rest = min(_MOST_REST, seconds * (1 / _SHARE - 1))
                 self._changed.wait_for(lambda: self._stopped, rest)
@@ -219,8 +227,8 @@ class Publisher:
         """Waits at a new door."""
         pair = None
         try:
-            comm = self._comm._companion(door_of(self._comm._group, FUNC))
-            pair = Pair(comm, FUNC, timeout=math.inf)
+            comm = self._comm._companion(door_of(self._comm._group))
+            pair = Pair(comm, FUNC, timeout=_SILENT_SECONDS)
             if self.belongs:  # else nobody would end the wait
                 pair.join(_DOOR_SECONDS)
                 return _Follower(pair)

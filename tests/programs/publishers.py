@@ -15,11 +15,18 @@ def _state(revision: int, count: int) -> dict[str, object]:
 
 
 def serve() -> None:
-    """Publishes the revisions that the test names, with so many elements; [] ends it."""
+    """Publishes the revisions that the test names, with so many elements; [] ends it.
+
+    With [0, 0] it follows the others, too.
+    """
     start()
     say(event="ready")
     while told := hear():
-        pccl.publish(_state(*told), told[0])
+        if told == [0, 0]:
+            pccl.follow().next()
+            say(event="follows")
+        else:
+            pccl.publish(_state(*told), told[0])
 
 
 def train() -> None:

@@ -119,12 +119,31 @@ void Master::check_quorums(Instant now) {
       here[it->first].insert(connection.seat);
   }
   bool hopeless = false;
+  std::vector<std::uint32_t> hopeless_doors;
   for (auto& [group, quorum] : quorums_) {
     if (frozen) quorum.excuse(now);
     if (groups_.at(group)->record().epoch == 0) continue;
-    hopeless = quorum.hopeless(here[group], options_.heartbeat_timeout, now) || hopeless;
+    if (!quorum.hopeless(here[group], options_.heartbeat_timeout, now)) continue;
+    if (group < kFirstDoor) {
+      hopeless = true;
+    } else {
+      hopeless_doors.push_back(group);
+    }
   }
-  if (hopeless) step_down("a majority of the members cannot be reached");
+  if (hopeless) return step_down("a majority of the members cannot be reached");
+  for (const std::uint32_t group : hopeless_doors) drop_door(group);
+}
+
+// Both ends of a pair may have been on one host that is gone. The run does not depend on it.
+void Master::drop_door(std::uint32_t group) {
+  for (auto& [id, connection] : connections_) {
+    if (connection.group != group) continue;
+    connection.group.reset();
+    close_now(id);
+  }
+  groups_.erase(group);
+  quorums_.erase(group);
+  undecided_.erase(group);
 }
 
 // Forgets all groups. Their members go to the next master.
@@ -202,7 +221,8 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
 // Whether members of a group have begun here, or were taken over.
 bool Master::serves_a_run() const {
   return std::ranges::any_of(groups_, [](const auto& item) {
-    return !item.second->empty() && item.second->record().epoch > 0;
+    const auto& [id, group] = item;
+    return id < kFirstDoor && !group->empty() && group->record().epoch > 0;
   });
 }
 

@@ -11,6 +11,7 @@ from pccl.training.diloco.sparse import Sparse
 _OUTER_LR = ((1, 0.4), (5, 0.6), (math.inf, 0.8))
 _LEAST_STEPS, _MOST_STEPS = 50, 500  # in a round; the DiLoCo paper (arXiv 2311.08105) uses 500
 _WAITED = 0.1  # share of a round that members may wait
+_LEAST, _MOST = 1e-9, 1e15  # of all numbers
 _MARGIN = 1.25  # steps of overlap over those that the reduction takes, since both vary
 _INTERNET = 1000.0  # Mbit/s below which whole elements are not sent
 # Bytes that a member sends for each parameter and, for sparse codes, each other member.
@@ -26,8 +27,9 @@ def preset(*, members: int, parameters: float, megabits: float, step_seconds: fl
     The outer learning rate is the best one of the scaling-law paper (arXiv 2503.09799) for so many
     members. Rounds are the shortest, from 50 to 500 steps, in which members wait for a tenth of the
     time at most: with whole elements from 1000 Mbit/s on if that fits, else with int8. If 500 steps
-    are too few for that, the reduction runs behind the next steps ("async"). If it takes longer
-    than half a round, sparse codes are taken, unless so many members send fewer bytes as int8.
+    are too few for that, the reduction runs behind the next steps ("async"), with a quarter more of
+    them than it takes. If these are more than half a round, sparse codes are taken, unless so many
+    members send fewer bytes as int8.
 
     Args:
         members: The usual number.
@@ -38,8 +40,7 @@ def preset(*, members: int, parameters: float, megabits: float, step_seconds: fl
     All members must pass the same numbers: others make other options, which the run refuses.
 
     Raises:
-        InvalidArgument: A number makes no sense, or a round of 500 steps ends before any of these
-            reductions would.
+        InvalidArgument: A number makes no sense, or no reduction fits in a round of 500 steps.
     """
     if isinstance(members, bool) or not isinstance(members, int) or members < 1:
         raise refused(f"members is a whole number of at least 1, not {members!r}")
@@ -49,8 +50,8 @@ def preset(*, members: int, parameters: float, megabits: float, step_seconds: fl
         ("step_seconds", step_seconds),
     ):
         fits = isinstance(given, int | float) and not isinstance(given, bool)
-        if not fits or not 0 < given < math.inf:
-            raise refused(f"{name} is a positive number, not {given!r}")
+        if not fits or not _LEAST <= given <= _MOST:
+            raise refused(f"{name} is a number from {_LEAST:g} to {_MOST:g}, not {given!r}")
     outer_lr = next(rate for most, rate in _OUTER_LR if members <= most)
     usual = Keywords(sync_every=_LEAST_STEPS, outer_lr=outer_lr, outer_momentum=0.9)
 
@@ -79,8 +80,8 @@ def preset(*, members: int, parameters: float, megabits: float, step_seconds: fl
         usual["outer_momentum"] = 0.5  # the mean is so old that more overshoots
     if overlap > _MOST_STEPS:
         raise refused(
-            f"a reduction takes at least {min(int8, sparse):.0f} steps at {megabits:g} Mbit/s, and "
-            f"a round has {_MOST_STEPS}: train fewer parameters, such as adapters of a frozen model"
+            f"a reduction wants {overlap} steps at {megabits:g} Mbit/s, and a round has "
+            f"{_MOST_STEPS}: train fewer parameters, such as adapters of a frozen model"
         )
     usual["overlap"] = overlap
     return usual
