@@ -26,7 +26,7 @@ from reports import (
     verdict,
 )
 
-from pccl import _testing
+from pccl import _core, _testing
 
 THREE = [peer(1), peer(2), peer(3)]
 TERM = 3  # the members have followed the first of three masters in it
@@ -472,9 +472,23 @@ def test_members_that_go_to_another_master_are_not_forgotten_at_once() -> None:
         play.passes(2.5)
 
 
+def test_a_group_of_the_library_begins_where_the_run_is() -> None:
+    group = _core.OWN_GROUPS + 5
+    for play, begins in ((serving(), True), (standby(), False)):
+        # Members of such a group may be on their way, as others of the run were.
+        for connection, waited in ((9, False), (8, True)):
+            play.connect(connection, "192.0.2.9")
+            play.says(connection, JOIN, join(connection, group=group), 0, term=0)
+            answers = [answer for to, what, answer, _ in play.told() if what == "not_serving"]
+            assert play.has_group(group) is (begins and waited)
+            assert answers == ([] if begins and waited else [0 if waited or not begins else 1])
+            play.passes(2.5)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_newcomer_is_told_whether_a_run_may_be_found_here(first: bool) -> None:
     play = serving() if first else standby()
+    play.passes(2.5)
     play.connect(9, "192.0.2.9")
     play.says(9, JOIN, join(9, group=3), 0, term=0)
     assert (9, "not_serving", 0, "") in play.told()
