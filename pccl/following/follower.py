@@ -286,7 +286,9 @@ class Follower:
     def _check_for_publishers(self) -> None:
         trouble = self._trouble
         if not isinstance(trouble, AuthenticationFailed):
-            if time.monotonic() - self._seen < _PATIENCE_SECONDS:
+            # A line ends by itself if its publisher hangs.
+            present = any(line.offer is not None for line in self._lines)
+            if present or time.monotonic() - self._seen < _PATIENCE_SECONDS:
                 return
             self._seen = time.monotonic()  # the next call waits again
         if self._places_taken:
@@ -417,16 +419,16 @@ class Follower:
         """Begins to receive what is offered. Without the lock: it may copy the whole state."""
         began = time.monotonic()
         known = [one for one in (partial, self._known) if one is not None]
+        target = None
         try:
             target = Assembly(offer, known)
+            return target
         finally:
             with self._changed:
                 self._prepares = False
-        with self._changed:
-            if not self._closed:
-                self._target, self._began = target, began
-                self._finish()  # nothing may be missing
-        return target
+                if target is not None and not self._closed:
+                    self._target, self._began = target, began
+                    self._finish()  # nothing may be missing
 
     def _is_given_up(self, target: Assembly) -> bool:
         """Whether nobody offers the rest of it any more, or nobody has sent any of it for long."""
