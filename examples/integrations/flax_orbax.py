@@ -7,9 +7,6 @@ import sys
 import zlib
 from pathlib import Path
 
-if len(sys.argv) != 2:
-    sys.exit(__doc__)
-
 try:
     import jax
     import optax

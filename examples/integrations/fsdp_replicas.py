@@ -7,9 +7,6 @@ replica's. A replica that is lost is started again, and receives its shards and 
 
 import sys
 
-if len(sys.argv) != 2:
-    sys.exit(__doc__)
-
 try:
     import torch
     import torch.distributed as dist

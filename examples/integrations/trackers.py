@@ -4,9 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-if len(sys.argv) != 2:
-    sys.exit(__doc__)
-
 try:
     import mlflow
     import torch
