@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import socket
@@ -714,6 +715,10 @@ def test_a_follower_that_waits_keeps_nothing_from_others(publisher: Publisher) -
         b'{"revision":1,"entries":[["a","uint8",[1],"",-1]],"pieces":[]}',
         b'{"revision":1,"entries":[["a","uint8",[1],"",1]],"pieces":[7]}',
         b'{"revision":1,"entries":[["a"]],"pieces":[]}',
+        b'{"revision":1,"entries":[["a","uint8",[1],7,0]],"pieces":[]}',
+        b'{"revision":1,"entries":[["a","uint8",[-1],"",0]],"pieces":[]}',
+        b'{"revision":1,"entries":[["a","uint8",1,"",0]],"pieces":[]}',
+        b'{"revision":1,"entries":[["a","uint8",[1],"",0,1]],"pieces":[]}',
         b"\xff",
         b"[" * 100_000,
     ],
@@ -721,6 +726,14 @@ def test_a_follower_that_waits_keeps_nothing_from_others(publisher: Publisher) -
 def test_offers_that_make_no_sense_are_refused(told: bytes) -> None:
     with pytest.raises(Refused, match="an offer"):
         Offer.read(np.frombuffer(told, np.uint8), "follow")
+
+
+@pytest.mark.parametrize("hint", ["", "{}", '["numpy"]', '["numpy",7]', '["numpy",["x","y"]]'])
+def test_entries_that_cannot_be_made_are_refused(hint: str) -> None:
+    told = {"revision": 1, "entries": [["['a']", "uint8", [0], hint, 0]], "pieces": []}
+    offer = Offer.read(np.array(bytearray(json.dumps(told).encode())), "follow")
+    with pytest.raises(InvalidArgument, match="cannot be had here"):
+        pccl.Revision(Assembly(offer, []), 0.0).state()
 
 
 def test_doors_tell_whose_they_are() -> None:

@@ -112,9 +112,12 @@ class Revision:
 
 def _container_of(entries: Sequence[Any]) -> Any:
     """An empty container of the kind that these entries are in."""
-    way = json.loads(entries[0][3])[1:] if entries else []
     kinds: dict[str, Any] = {"l": [], "t": ()}
-    return kinds.get(way[0][0], {}) if way else {}
+    try:
+        kind = json.loads(entries[0][3])[1][0]
+        return kinds.get(kind, {})
+    except (ValueError, TypeError, LookupError):  # no entries, no container, or no sense
+        return {}
 
 
 def follow(

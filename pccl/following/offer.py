@@ -77,6 +77,17 @@ class Published:
         return -(-self._snapshot.size // PIECE_BYTES)
 
 
+def _is_count(number: object) -> bool:
+    return type(number) is int and number >= 0
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is as `Snapshot.listed` has them."""
+    name, kind, shape, hint, _ = entry
+    texts = all(isinstance(text, str) for text in (name, kind, hint))
+    return texts and isinstance(shape, list) and all(map(_is_count, shape))
+
+
 class Offer(NamedTuple):
     """A revision as a follower is told of it.
 
@@ -106,7 +117,9 @@ class Offer(NamedTuple):
             pieces = [bytes.fromhex(piece) for piece in given["pieces"]]
             sizes = [entry[4] for entry in given["entries"]]
             revision = given["revision"]
-            whole = all(type(number) is int and number >= 0 for number in (revision, *sizes))
+            whole = all(map(_is_count, (revision, *sizes))) and all(
+                map(_is_entry, given["entries"])
+            )
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise Refused.because(func, f"an offer that cannot be read: {error!r}") from None
         if not whole or len(pieces) != -(-sum(sizes) // PIECE_BYTES):
