@@ -48,11 +48,16 @@ def tell(peers: Sequence[Worker], program: Program) -> None:
 def went(peers: Sequence[Worker]) -> list[Log]:
     """Each member's steps. They are the same on all that were in them."""
     logs: list[Log] = [peer.expect("went", 60)["log"] for peer in peers]
+    check_alike(logs)
+    return logs
+
+
+def check_alike(logs: Sequence[Log]) -> None:
+    """The last steps of all are the same."""
     shortest = min(map(len, logs))
     for attempts in zip(*(log[-shortest:] for log in logs), strict=True):
         for key in ("committed", "step", "batches", "size", "state"):
             assert len({attempt[key] for attempt in attempts}) == 1, (key, attempts)
-    return logs
 
 
 def go(peers: Sequence[Worker], count: int, **options: Any) -> list[Log]:
@@ -194,14 +199,18 @@ def test_a_member_that_was_interrupted_or_put_out_comes_back_by_itself(run: Run)
     assert [attempt["committed"] for attempt in log] == [False, True]
     tell(peers, partial(member.go, 2, until=3))
     went(peers)
-    peers[2].signal(signal.SIGSTOP)
+    peers[2].call(partial(member.deviate, "stop"))
+    peers[2].call(partial(member.go, 2, until=3))
     try:
         (log, _) = go(peers[:2], 2)
         assert log[-1]["committed"] and log[-1]["counted"] == 2
     finally:
         peers[2].signal(signal.SIGCONT)
-    tell(peers, partial(member.go, 2, until=3))
-    went(peers)
+    tell(peers[:2], partial(member.go, 2, until=3))
+    late = peers[2].expect("went", 60)["log"]
+    assert (late[0]["committed"], late[0]["error"]) == (False, "Evicted")  # a step of its own
+    logs = [peer.expect("went", 60)["log"] for peer in peers[:2]]
+    check_alike([*logs, late[1:]])
 
 
 def test_members_with_states_of_their_own_keep_them_when_a_newcomer_comes(run: Run) -> None:

@@ -63,9 +63,10 @@ def digest() -> str:
 def deviate(how: str) -> None:
     """The next step is another one.
 
-    "die": killed before its first reduction. "die between": killed when that is over. "report": it
-    reports an error. "report early": between its reductions, and does not make the second. "other
-    sizes": its tensors are longer. "sum": its op is SUM.
+    "die": killed before its first reduction. "die between": killed when that is over. "stop":
+    stopped before its first reduction. "report": it reports an error. "report early": between its
+    reductions, and does not make the second. "other sizes": its tensors are longer. "sum": its op
+    is SUM.
     """
     global deviation
     deviation = how
@@ -80,6 +81,8 @@ def step() -> dict[str, Any]:
     manager.start_quorum()
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     size, rank = manager.num_participants(), manager.participating_rank()
     before = manager.batches_committed()
     works = []
