@@ -1,9 +1,9 @@
-"""One rank of benchmarks/allreduce.py: has the arrays, and carries out what the parent orders over
-a unix socket.
+"""One rank of benchmarks/allreduce.py and collectives.py: has the arrays, and carries out what the
+parent orders over a unix socket.
 
-prepare   makes arrays of a size, and checks every case once against NumPy block     a number of
-calls of one case. Before each one the whole array is rewritten, and all ranks meet; the time
-          runs from there. The last result of a block is checked again
+prepare   makes arrays of a size, and checks every case once against NumPy
+block     a number of calls of one case. Before each one the whole array is rewritten, and all
+          ranks meet; the time runs from there. The last result of a block is checked again
 end       leaves
 """
 
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ import pccl
 
 PATIENCE = 120  # seconds for joining, and for one call
 LEAVES = 200  # of a tree
+COLLECTIVES = ["all_gather", "reduce_scatter", "broadcast"]  # benchmarks/collectives.py
 PIECE = 1 << 18  # elements compared at once
 SLOT = 8  # words between two ranks' words at the start line: a cache line
 MEET_ROUGHLY = 1e-3  # seconds of trying before a rank sleeps until the others come
@@ -72,6 +74,17 @@ class StartLine:
                     time.sleep(NAP)
 
 
+Numbers = np.ndarray | float  # of a rank's inputs: all of them in a line, or one for all
+
+
+def reduced(inputs: list[Numbers], results: list[np.ndarray]) -> list[Numbers]:
+    """What an all-reduce gives, cut as the results are."""
+    total: Numbers = sum(inputs[1:], inputs[0])
+    if not isinstance(total, np.ndarray):
+        return [total] * len(results)
+    return np.split(total, np.cumsum([array.size for array in results])[:-1])
+
+
 @dataclass
 class Case:
     """Something to measure, with its own part of the ranks' numbers."""
@@ -80,6 +93,12 @@ class Case:
     call: Callable[[], object]
     results: Callable[[], list[np.ndarray]]
     forget: Callable[[], object] = lambda: None  # before each call, too
+    # What the results are to be, from all ranks' inputs.
+    expected: Callable[[list[Numbers], list[np.ndarray]], list[Numbers]] = reduced
+
+    def right(self, inputs: list[Numbers]) -> bool:
+        results = self.results()
+        return all(map(same, results, self.expected(inputs, results), strict=True))
 
     def rewrite(self, number: int) -> None:
         for array in self.sends:
@@ -169,23 +188,17 @@ class Rank:
         self.cases.clear()
         self.arrays.clear()
         self.cases = {name: self.case(name, size) for name in names}
-        count = size // (2 if "bfloat16" in names else 4)
-        own = noise(self.rank, count)
-        expected = np.zeros(count, np.int16)
-        for rank in range(self.world):
-            expected += noise(rank, count)
         for name, case in self.cases.items():
+            count = sum(array.size for array in case.sends)
+            inputs = [noise(rank, count) for rank in range(self.world)]
             first = 0
             for array in case.sends:
-                array.reshape(-1)[:] = own[first : first + array.size]
+                array.reshape(-1)[:] = inputs[self.rank][first : first + array.size]
                 first += array.size
             self.line.meet()
             case.call()
-            first = 0
-            for array in case.results():
-                if not same(array, expected[first : first + array.size]):
-                    raise SystemExit(f"{name} gave a wrong sum of {size} bytes")
-                first += array.size
+            if not case.right(inputs):
+                raise SystemExit(f"{name} gave a wrong result of {size} bytes")
             self.line.meet()  # some of them share arrays
 
     def pair(self, kind: str, count: int) -> list[np.ndarray]:
@@ -202,6 +215,8 @@ class Rank:
     def case(self, name: str, size: int) -> Case:
         """The case of that name; sizes are bytes of one rank's array."""
         comm, total = self.comm, pccl.ReduceOp.SUM
+        if name.startswith(tuple(COLLECTIVES)):
+            return getattr(self, name.partition(" ")[0])(name.partition(" ")[2], size)
         if name in ("bfloat16", "tree", "fresh"):
             return getattr(self, name)(size)
         kind = "shared" if name.startswith("shared") else "float32"
@@ -219,6 +234,51 @@ class Rank:
             tensor, reduce = self.torch.from_numpy(send), self.dist.all_reduce
             return Case([send], lambda: reduce(tensor), lambda: [send])  # has only this form
         raise SystemExit(f"no case {name}")
+
+    def all_gather(self, system: str, size: int) -> Case:
+        """Sizes of these are bytes of all ranks' parts."""
+        send, _ = self.pair("float32", size // 4 // self.world)
+        recv, _ = self.pair("float32", send.size * self.world)
+        call: Callable[[], object]
+        if system == "mpi":
+            call = partial(self.mpi.COMM_WORLD.Allgather, send, recv)
+        elif system == "gloo":
+            tensors = map(self.torch.from_numpy, (recv, send))
+            call = partial(self.dist.all_gather_into_tensor, *tensors)
+        else:
+            call = partial(self.comm.all_gather, send, recv)
+        return Case([send], call, lambda: np.split(recv, self.world), expected=lambda i, _: i)
+
+    def reduce_scatter(self, system: str, size: int) -> Case:
+        recv, _ = self.pair("float32", size // 4 // self.world)
+        send, _ = self.pair("float32", recv.size * self.world)
+        call: Callable[[], object]
+        if system == "mpi":
+            call = partial(self.mpi.COMM_WORLD.Reduce_scatter_block, send, recv)
+        elif system == "gloo":
+            tensors = map(self.torch.from_numpy, (recv, send))
+            call = partial(self.dist.reduce_scatter_tensor, *tensors)
+        else:
+            call = partial(self.comm.reduce_scatter, send, recv, op=pccl.ReduceOp.SUM)
+        own = slice(self.rank * recv.size, (self.rank + 1) * recv.size)
+
+        def expected(inputs: list[Numbers], _: list[np.ndarray]) -> list[Numbers]:
+            total: Numbers = sum(inputs[1:], inputs[0])
+            return [total[own] if isinstance(total, np.ndarray) else total]
+
+        return Case([send], call, lambda: [recv], expected=expected)
+
+    def broadcast(self, system: str, size: int) -> Case:
+        """In place, the only form that the others have."""
+        array, _ = self.pair("float32", size // 4)
+        call: Callable[[], object]
+        if system == "mpi":
+            call = partial(self.mpi.COMM_WORLD.Bcast, array, 0)
+        elif system == "gloo":
+            call = partial(self.dist.broadcast, self.torch.from_numpy(array), 0)
+        else:
+            call = partial(self.comm.broadcast, array, 0)
+        return Case([array], call, lambda: [array], expected=lambda inputs, _: inputs[:1])
 
     def bfloat16(self, size: int) -> Case:
         send, recv = self.pair("bfloat16", size // 2)
@@ -279,9 +339,8 @@ class Rank:
             seconds.append(time.perf_counter() - began)
         cpu = time.process_time() - cpu - untimed
         gc.enable()
-        expected = self.world * (self.world + 1) // 2 + self.world * ((calls - 1) % 16)
-        if not all(same(array, float(expected)) for array in case.results()):
-            raise SystemExit(f"a wrong sum after {calls} calls")
+        if not case.right([float(rank + 1 + (calls - 1) % 16) for rank in range(self.world)]):
+            raise SystemExit(f"a wrong result after {calls} calls")
         case.forget()
         self.line.meet()
         return {"seconds": seconds, "cpu": cpu}
@@ -297,7 +356,7 @@ def listen(stream: socket.socket, orders: queue.SimpleQueue[dict[str, Any]]) -> 
 
 def noise(rank: int, count: int) -> np.ndarray:
     """Whole numbers, so that any order of adding gives the same."""
-    return np.random.default_rng(rank).integers(-8, 9, count, np.int8)
+    return np.random.default_rng(rank).integers(-8, 9, count, np.int8).astype(np.int16)
 
 
 def dtype(kind: str) -> Any:

@@ -60,23 +60,17 @@ def lab() -> Iterator[Lab]:
 
 NO_SHARED_MEMORY = "this build shares no memory between processes"
 
-# Modules whose tests run twice: in shared memory, as peers of one host do, and over the network.
-TWICE = {"test_faults", "test_runs"}
 
-
-@pytest.fixture
+@pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How peers of this test reduce: "shm" or "tcp"."""
+    """How peers of this test reduce: in shared memory, as peers of one host do, or over TCP.
+
+    Modules whose tests run with both say `usefixtures("transport")`, which sets it before `run`.
+    """
     if request.param == "shm" and not _core.shares_memory():
         pytest.skip(NO_SHARED_MEMORY)
     monkeypatch.setenv("PCCL_SHM", "1" if request.param == "shm" else "0")
     return str(request.param)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.rpartition(".")[2] in TWICE:
-        metafunc.fixturenames.insert(0, "transport")  # before `run`
-        metafunc.parametrize("transport", ["shm", "tcp"], indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,6 +11,8 @@ import pytest
 from programs import faults, idle
 from workers import FAST, Run
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 def kills() -> int:
     return int(os.environ.get("PCCL_KILLS", "50"))

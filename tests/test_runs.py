@@ -13,6 +13,8 @@ from namespaces import Lab, running_on
 from programs import runs
 from workers import Run
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 def test_peers_get_the_exact_sum_and_the_same_bytes(run: Run) -> None:
     answers = [peer.expect("done") for peer in run.peers(3, runs.sum_exactly)]

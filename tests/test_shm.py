@@ -81,6 +81,25 @@ def test_results_are_exact_at_every_size(run: Run, world: int) -> None:
             assert answer["memory"] or count < MANY
 
 
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_collectives_need_no_master(run: Run, world: int) -> None:
+    peers = run.peers(world, shm.collect_as_told)
+    for peer in peers:
+        peer.expect("in", 60)
+    run.master.signal(signal.SIGSTOP)
+    try:
+        # Around what fits behind an arrival, one block, several blocks, and the staging area.
+        inlined, block = (4 << 10) // 8, (32 << 10) // 8
+        around = [size + more for size in (inlined, block, world * block) for more in (-1, 0, 1)]
+        for count in (0, 1, inlined // world, *around, 65_536, MANY, 1_500_000):
+            for peer in peers:
+                peer.tell(count)
+            for peer in peers:
+                assert peer.expect("done", 20)["wrong"] == [], count
+    finally:
+        run.master.signal(signal.SIGCONT)
+
+
 @pytest.mark.parametrize("without", [{"PCCL_SHM": "0"}, {"PCCL_HOST_ID": "elsewhere"}])
 @pytest.mark.env(PCCL_LOG_LEVEL="INFO", WARM_UP="20", PCCL_MIN_PEERS="3")
 def test_one_that_shares_no_memory_takes_all_to_the_network(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+
+import numpy as np
 
 import pccl
 from programs.peer import expected, peer_id, say, start, x
@@ -54,6 +57,47 @@ def reduce_as_told() -> None:
             descriptors=len(os.listdir("/proc/self/fd")),
             mappings=open("/proc/self/maps").read().count("memfd:pccl"),
         )
+    pccl.shutdown()
+
+
+def wrong_collectives(comm: pccl.Communicator, count: int) -> Iterator[str]:
+    """Makes each collective of `count` int64 in each form: those with a wrong result."""
+    n, rank = pccl.world_size(), pccl.rank()
+    line = np.arange(count)
+    for make in (np.zeros, pccl.zeros):
+        own, gathered = make(count, np.int64), make((n, count), np.int64)
+        own[:] = line * n + rank
+        whole = line * n + np.arange(n)[:, None]
+        pccl.allgather(own, out=gathered)
+        if (gathered != whole).any() or (own != whole[rank]).any():
+            yield f"{make.__module__} allgather"
+        gathered[:] = -1
+        gathered[rank] = own
+        comm.all_gather(gathered[rank], gathered)
+        if (gathered != whole).any():
+            yield f"{make.__module__} allgather in place"
+        comm.reduce_scatter(gathered, own, op="sum")
+        if (own != n * whole[rank]).any() or (gathered != whole).any():
+            yield f"{make.__module__} reduce_scatter"
+        for root in (0, n - 1):
+            own[:] = whole[rank]
+            into = make(count, np.int64)
+            pccl.broadcast(own, root, out=into)
+            if (into != whole[root]).any() or (own != whole[rank]).any():
+                yield f"{make.__module__} broadcast"
+            pccl.broadcast(own, root, out=own)
+            if (own != whole[root]).any():
+                yield f"{make.__module__} broadcast in place"
+
+
+def collect_as_told() -> None:
+    """As `reduce_as_told`, other collectives."""
+    comm = start()
+    while pccl.allreduce(1, return_info=True)[1].epoch < 2:
+        pass
+    say(event="in")
+    for line in sys.stdin:
+        say(event="done", wrong=list(wrong_collectives(comm, json.loads(line))))
     pccl.shutdown()
 
 

@@ -1,10 +1,16 @@
-// LocalGroup: how ranks reduce arrays in blocks.
+// LocalGroup: how ranks combine and exchange arrays in blocks.
 //
-// The arrays, end to end, are cut into segments, which the ranks own in turn. In every round each
-// rank copies the others' segments to its staging area, combines its own segment from theirs, and
-// copies the others' results. A few rounds are in flight at a time, all of them in cache. Small
-// arrays take one round.
+// All-reduce: the arrays, end to end, are cut into segments, which the ranks own in turn. In every
+// round each rank copies the others' segments to its staging area, combines its own segment from
+// theirs, and copies the others' results. A few rounds are in flight at a time, all of them in
+// cache. Small arrays take one round.
+//
+// The other collectives are parts of that. In a round of a reduce-scatter each rank combines one
+// segment of its own part, which is its result. In a round of an all-gather the "result" of each
+// rank is a segment of its own elements, and the others copy it; in a broadcast only the root has
+// one.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "pccl/base/copy.h"
@@ -16,23 +22,50 @@ namespace {
 constexpr std::uint64_t kMaxDepth = 4;
 // Longest wait for memory that another rank has offered.
 constexpr Duration kArrival = std::chrono::milliseconds(50);
+constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 
 }  // namespace
+
+using collective::Kind;
+
+// The segment that `rank` owns in a round. May be past the last one.
+std::uint64_t LocalGroup::segment_of(std::uint64_t round, std::uint32_t rank) const {
+  if (what().kind == Kind::all_reduce) return round * boards_.size() + rank;
+  return owns_results(rank) ? round : kNoSegment;
+}
+
+std::pair<std::uint32_t, std::uint64_t> LocalGroup::owner_of(std::uint64_t segment) const {
+  const std::uint64_t ranks = boards_.size();
+  if (what().kind == Kind::all_reduce)
+    return {static_cast<std::uint32_t>(segment % ranks), segment / ranks};
+  return {what().kind == Kind::broadcast ? what().root : rank_, segment};
+}
+
+bool LocalGroup::owns_results(std::uint32_t rank) const {
+  return what().kind != Kind::broadcast || what().root == rank;
+}
+
+// Whether the others' inputs are results, and are read from their arrays.
+bool LocalGroup::reads_inputs() const {
+  return current_->direct_sends && !collective::reduces(what().kind);
+}
 
 void LocalGroup::plan_blocks() {
   Current& current = *current_;
   const Operation& operation = operations_.at(current.key);
+  const Kind kind = what().kind;
   const std::uint64_t ranks = boards_.size();
   const std::uint64_t fits =
       std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
   // Small arrays have one block per rank: another round takes longer than overlap saves. Larger
   // ones have a few rounds, so that copying and combining overlap.
-  const std::uint64_t share = (operation.bytes + ranks - 1) / ranks;
+  const std::uint64_t share = kind == Kind::all_reduce ? (operation.bytes + ranks - 1) / ranks
+                                                       : operation.bytes / operation.request.parts;
   const std::uint64_t wanted =
       share <= options_.least_segment_bytes
           ? (share + 63) / 64 * 64
-          : std::clamp<std::uint64_t>(operation.bytes / (ranks * kMaxDepth),
-                                      options_.least_segment_bytes, options_.segment_bytes);
+          : std::clamp<std::uint64_t>(share / kMaxDepth, options_.least_segment_bytes,
+                                      options_.segment_bytes);
   const auto segment = static_cast<std::uint32_t>(std::min(wanted, fits) / 64 * 64);
   std::vector<collective::ArrayShape> shapes;
   for (const collective::ArrayRef& array : operation.request.arrays)
@@ -40,20 +73,26 @@ void LocalGroup::plan_blocks() {
   constexpr std::uint32_t kWhole = 1;
   current.layout = collective::cut(shapes, operation.request.op, std::span(&kWhole, 1), segment);
   current.stride = (segment + 63) / 64 * 64;
-  current.rounds = (current.layout.segments.size() + ranks - 1) / ranks;
+  const std::uint64_t segments = current.layout.segments.size();
+  current.rounds = kind == Kind::all_reduce ? (segments + ranks - 1) / ranks : segments;
   current.depth = std::min(
       {kMaxDepth, kStageBytes / ((ranks - 1) * current.stride), kResultBytes / current.stride});
+  if (!collective::reduces(kind)) current.staged = current.rounds;
+  if (!owns_results(rank_)) current.reduced = current.rounds;
+  if (kind == Kind::reduce_scatter || (kind == Kind::broadcast && owns_results(rank_)))
+    current.gathered = current.rounds;
 }
 
 // Whether all arrays that are read directly are mapped here.
 bool LocalGroup::arrays_here() {
   Current& current = *current_;
   if (current.mapped || (!current.direct_sends && !current.direct_recvs)) return true;
-  const std::vector<collective::ArrayRef>& arrays = operations_.at(current.key).request.arrays;
+  const LocalRequest& request = operations_.at(current.key).request;
+  const std::vector<collective::ArrayRef>& arrays = request.arrays;
   current.sends.resize(boards_.size());
   current.recvs.resize(boards_.size());
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-    if (rank == rank_ || !current.sends[rank].empty()) continue;
+    if (rank == rank_ || !owns_results(rank) || !current.sends[rank].empty()) continue;
     std::vector<const std::uint8_t*> sends;
     std::vector<const std::uint8_t*> recvs;
     const auto find = [&](std::uint64_t chunk, std::uint64_t offset, std::uint64_t bytes,
@@ -66,7 +105,7 @@ bool LocalGroup::arrays_here() {
       return true;
     };
     for (std::size_t i = 0; i < arrays.size(); ++i) {
-      const std::uint64_t bytes = arrays[i].count * element_size(arrays[i].dtype);
+      const std::uint64_t bytes = request.input_bytes(arrays[i]);
       const Spot& spot = current.spots[rank][i];
       if (bytes == 0 || !current.direct_sends) {
         sends.push_back(nullptr);
@@ -120,7 +159,7 @@ bool LocalGroup::results_here() {
   Current& current = *current_;
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     RegionPtr& there = current.results[rank];
-    if (there != nullptr) continue;
+    if (there != nullptr || !owns_results(rank)) continue;
     // The number is published before the last result.
     if (count_of(board(rank).reduced) < current.rounds) return false;
     there = host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_relaxed));
@@ -136,31 +175,23 @@ bool LocalGroup::stage_block() {
   if (current.staged >= current.depth &&
       least(&Board::reduced) < current.staged - current.depth + 1)
     return false;
-  const Operation& operation = operations_.at(current.key);
   const std::uint64_t others = boards_.size() - 1;
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     const std::uint64_t index = segment_of(current.staged, rank);
     if (rank == rank_ || index >= current.layout.segments.size()) continue;
     const std::uint64_t slot =
         current.staged % current.depth * others + (rank < rank_ ? rank : rank - 1);
-    std::uint8_t* to = own().staging + slot * current.stride;
-    const collective::Segment& segment = current.layout.segments[index];
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
-      const collective::ArrayRef& array = operation.request.arrays[piece.array];
-      const std::size_t element = element_size(array.dtype);
-      copy(to, static_cast<const std::uint8_t*>(array.send) + piece.first * element,
-           piece.count * element);
-      to += piece.count * element;
-    }
-    current.traffic.tx_bytes += segment.raw_bytes;
-    moved_ += segment.raw_bytes;
+    copy_in(index, own().staging + slot * current.stride, rank);
+    const std::uint64_t bytes = current.layout.segments[index].raw_bytes;
+    current.traffic.tx_bytes += bytes;
+    moved_ += bytes;
   }
   publish(&Board::staged, ++current.staged);
   ring_all();
   return true;
 }
 
+// Makes this rank's result of a round.
 bool LocalGroup::reduce_block() {
   Current& current = *current_;
   if (current.reduced == current.rounds) return false;
@@ -168,65 +199,83 @@ bool LocalGroup::reduce_block() {
       (current.staged <= current.reduced || least(&Board::staged) <= current.reduced)) {
     return false;
   }
-  if (!current.keep && !current.direct_recvs && current.reduced >= current.depth &&
+  const Kind kind = what().kind;
+  const bool straight = current.direct_recvs || kind == Kind::reduce_scatter;  // to the array
+  const bool on_board = !current.keep && !straight && !reads_inputs();
+  if (on_board && current.reduced >= current.depth &&
       least(&Board::gathered) < current.reduced - current.depth + 1) {
     return false;
   }
   const std::uint64_t round = current.reduced;
   const std::uint64_t index = segment_of(round, rank_);
-  if (current.direct_sends) {
+  if (current.direct_sends && collective::reduces(kind)) {
     for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
       const std::uint64_t theirs = segment_of(round, rank);
       if (rank != rank_ && theirs < current.layout.segments.size())
         current.traffic.tx_bytes += current.layout.segments[theirs].raw_bytes;
     }
   }
-  if (index < current.layout.segments.size()) {
-    const Operation& operation = operations_.at(current.key);
-    const collective::Segment& segment = current.layout.segments[index];
-    const std::uint64_t others = boards_.size() - 1;
-    std::uint8_t* const result = current.keep
-                                     ? current.results[rank_]->data() + round * current.stride
-                                     : own().results + round % current.depth * current.stride;
-    std::size_t at = 0;
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
-      const collective::ArrayRef& array = operation.request.arrays[piece.array];
-      const std::size_t element = element_size(array.dtype);
-      contributions_.clear();
-      for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-        if (rank == rank_) continue;
-        const std::uint64_t slot =
-            round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
-        contributions_.push_back({current.direct_sends
-                                      ? current.sends[rank][piece.array] + piece.first * element
-                                      : board(rank).staging + slot * current.stride + at,
-                                  false});
-      }
-      reduce::reduce(array.dtype, operation.request.op,
-                     static_cast<const std::uint8_t*>(array.send) + piece.first * element,
-                     contributions_, static_cast<unsigned>(boards_.size()),
-                     current.direct_recvs
-                         ? static_cast<std::uint8_t*>(array.recv) + piece.first * element
-                         : result + at,
-                     piece.count);
-      at += piece.count * element;
-    }
+  if (index >= current.layout.segments.size()) {
     publish(&Board::reduced, ++current.reduced);
-    if (!current.keep && !current.direct_recvs) copy_out(index, result, rank_);
-    moved_ += segment.raw_bytes;
-  } else {
-    publish(&Board::reduced, ++current.reduced);
+    ring_all();
+    return true;
   }
+  const std::uint64_t bytes = current.layout.segments[index].raw_bytes;
+  std::uint8_t* const result = current.keep
+                                   ? current.results[rank_]->data() + round * current.stride
+                                   : own().results + round % current.depth * current.stride;
+  if (collective::reduces(kind)) {
+    combine_segment(index, round, straight ? nullptr : result);
+  } else {
+    if (!reads_inputs()) copy_in(index, result, rank_);
+    current.traffic.tx_bytes += bytes * (boards_.size() - 1);
+  }
+  publish(&Board::reduced, ++current.reduced);
+  if (!current.keep && !straight) copy_out(index, result, rank_);
+  moved_ += bytes;
   ring_all();
   return true;
+}
+
+// Combines all ranks' elements of an own segment. Null `to`: to the caller's arrays.
+void LocalGroup::combine_segment(std::uint64_t index, std::uint64_t round, std::uint8_t* to) {
+  const Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  const collective::Segment& segment = current.layout.segments[index];
+  const std::uint64_t others = boards_.size() - 1;
+  const bool parts = what().kind == Kind::reduce_scatter;
+  std::size_t at = 0;
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+    const collective::ArrayRef& array = operation.request.arrays[piece.array];
+    const std::size_t element = element_size(array.dtype);
+    const std::uint64_t input = (piece.first + (parts ? rank_ * array.count : 0)) * element;
+    contributions_.clear();
+    for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+      if (rank == rank_) continue;
+      const std::uint64_t slot =
+          round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
+      contributions_.push_back({current.direct_sends
+                                    ? current.sends[rank][piece.array] + input
+                                    : board(rank).staging + slot * current.stride + at,
+                                false});
+    }
+    reduce::reduce(
+        array.dtype, operation.request.op, static_cast<const std::uint8_t*>(array.send) + input,
+        contributions_, static_cast<unsigned>(boards_.size()),
+        to == nullptr ? static_cast<std::uint8_t*>(array.recv) + piece.first * element : to + at,
+        piece.count);
+    at += piece.count * element;
+  }
 }
 
 bool LocalGroup::gather_block() {
   Current& current = *current_;
   if (current.keep || current.gathered == current.rounds) return false;
-  if (current.reduced <= current.gathered || least(&Board::reduced) <= current.gathered)
+  if (!reads_inputs() &&
+      (current.reduced <= current.gathered || least(&Board::reduced) <= current.gathered)) {
     return false;
+  }
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     const std::uint64_t index = segment_of(current.gathered, rank);
     if (rank == rank_ || index >= current.layout.segments.size()) continue;
@@ -239,27 +288,91 @@ bool LocalGroup::gather_block() {
   return true;
 }
 
-// Copies a segment's result to the caller's arrays, from `from` or, with direct_recvs, from the
-// arrays of `rank`.
+// Copies this rank's elements of a segment to `to`. In a reduce-scatter: of the part of `rank`.
+void LocalGroup::copy_in(std::uint64_t index, std::uint8_t* to, std::uint32_t rank) {
+  const Current& current = *current_;
+  const LocalRequest& request = operations_.at(current.key).request;
+  const collective::Segment& segment = current.layout.segments[index];
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+    const collective::ArrayRef& array = request.arrays[piece.array];
+    const std::size_t element = element_size(array.dtype);
+    const std::uint64_t first =
+        piece.first + (request.what.kind == Kind::reduce_scatter ? rank * array.count : 0);
+    copy(to, static_cast<const std::uint8_t*>(array.send) + first * element,
+         piece.count * element);
+    to += piece.count * element;
+  }
+}
+
+// Copies a segment's result to the caller's arrays: from `from`, or from the arrays of `rank` where
+// these are read directly.
 void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from, std::uint32_t rank) {
   const Current& current = *current_;
   const Operation& operation = operations_.at(current.key);
   const collective::Segment& segment = current.layout.segments[index];
+  const bool gathers = what().kind == Kind::all_gather;
+  const bool past_cache = operation.bytes * (gathers ? boards_.size() : 1) >= kPastCacheFrom;
   for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
     const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
     const collective::ArrayRef& array = operation.request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
     const std::size_t bytes = piece.count * element;
-    std::uint8_t* const to = static_cast<std::uint8_t*>(array.recv) + piece.first * element;
-    const std::uint8_t* const source =
-        current.direct_recvs ? current.recvs[rank][piece.array] + piece.first * element : from;
-    if (operation.bytes >= kPastCacheFrom) {
+    const std::size_t at = piece.first * element;
+    std::uint8_t* const to = static_cast<std::uint8_t*>(array.recv) + at +
+                             (gathers ? rank * array.count * element : 0);
+    const std::uint8_t* source = from;
+    if (current.direct_recvs) {
+      source = current.recvs[rank][piece.array] + at;
+    } else if (reads_inputs()) {
+      source = rank == rank_ ? static_cast<const std::uint8_t*>(array.send) + at
+                             : current.sends[rank][piece.array] + at;
+    }
+    const bool there = !collective::reduces(what().kind) && rank == rank_ &&
+                       to == static_cast<const std::uint8_t*>(array.send) + at;
+    if (there) {
+      // In place: the elements are their own result.
+    } else if (past_cache) {
       copy_past_cache(to, source, bytes);
     } else {
       copy(to, source, bytes);
     }
     from += bytes;
   }
+}
+
+// Small arrays: makes the results from all ranks' inputs, which came with their arrivals.
+void LocalGroup::combine_inlined() {
+  Current& current = *current_;
+  const LocalRequest& request = operations_.at(current.key).request;
+  const Kind kind = request.what.kind;
+  const auto ranks = static_cast<std::uint32_t>(boards_.size());
+  std::size_t at = 0;
+  for (const collective::ArrayRef& array : request.arrays) {
+    const std::size_t bytes = array.count * element_size(array.dtype);
+    if (bytes == 0) continue;
+    auto* const to = static_cast<std::uint8_t*>(array.recv);
+    if (kind == Kind::all_gather) {
+      for (std::uint32_t rank = 0; rank < ranks; ++rank)
+        std::memcpy(to + rank * bytes, others_[rank].inlined + at, bytes);
+    } else if (kind == Kind::broadcast) {
+      std::memcpy(to, others_[request.what.root].inlined + at, bytes);
+    } else {
+      // All ranks combine in the same order, so all get the same bytes.
+      const std::size_t part = kind == Kind::reduce_scatter ? rank_ * bytes : 0;
+      contributions_.clear();
+      for (std::uint32_t rank = 1; rank < ranks; ++rank)
+        contributions_.push_back({others_[rank].inlined + at + part, false});
+      reduce::reduce(array.dtype, request.op, others_[0].inlined + at + part, contributions_, ranks,
+                     to, array.count);
+    }
+    at += request.input_bytes(array);
+  }
+  const bool root = kind == Kind::broadcast && request.what.root == rank_;
+  current.traffic.tx_bytes = owns_results(rank_) ? at : 0;
+  current.traffic.rx_bytes = root ? 0 : at;
+  if (kind != Kind::broadcast) current.traffic.rx_bytes = at / request.parts * (ranks - 1);
+  moved_ += at;
 }
 
 }  // namespace pccl::memory

@@ -19,11 +19,16 @@ constexpr std::uint64_t counted(std::uint64_t index, std::uint64_t count) {
   return index << kCountBits | count;
 }
 
-std::uint64_t bytes_of(const LocalRequest& request) {
-  std::uint64_t bytes = 0;
-  for (const collective::ArrayRef& array : request.arrays)
-    bytes += array.count * element_size(array.dtype);
-  return bytes;
+// Whether results must not be written before the commit: they are written over inputs, which a
+// failed operation has to leave as they are. An all-gather in place writes what is there already.
+bool overwrites_inputs(const LocalRequest& request, std::uint32_t rank) {
+  using collective::Kind;
+  const Kind kind = request.what.kind;
+  if (kind != Kind::all_reduce && (kind != Kind::broadcast || request.what.root == rank))
+    return false;
+  return std::any_of(request.arrays.begin(), request.arrays.end(), [](const auto& array) {
+    return array.count > 0 && array.send == array.recv;
+  });
 }
 
 }  // namespace
@@ -162,9 +167,8 @@ bool LocalGroup::close() {
 void LocalGroup::submit(LocalRequest request) {
   const wire::OpKey key = request.key;
   Operation& operation = operations_[key];
-  operation.bytes = bytes_of(request);
   for (const collective::ArrayRef& array : request.arrays)
-    operation.in_place = operation.in_place || (array.count > 0 && array.send == array.recv);
+    operation.bytes += request.input_bytes(array);
   operation.request = std::move(request);
   find_places(operation);
   order_.push_back(key);
@@ -182,13 +186,14 @@ void LocalGroup::find_places(Operation& operation) {
         continue;
       }
       std::optional<Place> place =
-          host_.place_of(address(array), array.count * element_size(array.dtype));
+          host_.place_of(address(array), operation.request.input_bytes(array));
       if (!place) return places.clear();
       places.push_back(std::move(*place));
     }
   };
   find([](const collective::ArrayRef& array) { return array.send; }, operation.sends);
-  find([](const collective::ArrayRef& array) { return array.recv; }, operation.recvs);
+  if (operation.request.what.kind == collective::Kind::all_reduce)
+    find([](const collective::ArrayRef& array) { return array.recv; }, operation.recvs);
 }
 
 bool LocalGroup::tell(const wire::OpKey& key) {
@@ -425,10 +430,10 @@ void LocalGroup::arrive(wire::OpKey key) {
   current.key = key;
   current.small = is_small(operation.bytes);
   Board& mine = own();
-  mine.staged.store(counted(index_, 0), std::memory_order_relaxed);
-  mine.reduced.store(counted(index_, 0), std::memory_order_relaxed);
-  mine.gathered.store(counted(index_, 0), std::memory_order_relaxed);
   if (!current.small) plan_blocks();
+  mine.staged.store(counted(index_, current.staged), std::memory_order_relaxed);
+  mine.reduced.store(counted(index_, current.reduced), std::memory_order_relaxed);
+  mine.gathered.store(counted(index_, current.gathered), std::memory_order_relaxed);
 
   Arrival& arrival = mine.arrivals[turn_];
   const std::uint64_t stamp = arrival.stamp.load(std::memory_order_relaxed);
@@ -437,7 +442,7 @@ void LocalGroup::arrive(wire::OpKey key) {
   if (current.small) {
     std::uint8_t* to = mine.inlined[turn_];
     for (const collective::ArrayRef& array : operation.request.arrays) {
-      const std::size_t bytes = array.count * element_size(array.dtype);
+      const std::size_t bytes = operation.request.input_bytes(array);
       if (bytes > 0) std::memcpy(to, array.send, bytes);
       to += bytes;
     }
@@ -464,7 +469,7 @@ void LocalGroup::arrive(wire::OpKey key) {
   arrival.sequence.store(key.sequence, std::memory_order_relaxed);
   arrival.signature.store(operation.request.signature, std::memory_order_relaxed);
   arrival.flags.store((operation.request.reported ? kReported : 0U) |
-                          (operation.in_place ? kInPlace : 0U) |
+                          (overwrites_inputs(operation.request, rank_) ? kInPlace : 0U) |
                           (operation.sends.empty() ? 0U : kSharedSends) |
                           (operation.recvs.empty() ? 0U : kSharedRecvs),
                       std::memory_order_relaxed);
@@ -507,6 +512,10 @@ bool LocalGroup::meet(Instant now) {
     return try_commit();
   }
   current.keep = keep;
+  if (what().kind == collective::Kind::broadcast) {
+    // A commit lets the root change its array.
+    sends = !keep && (others_[what().root].flags & kSharedSends) != 0;
+  }
   current.direct_sends = sends;
   current.direct_recvs = recvs && !keep;
   if (current.direct_sends || current.direct_recvs) {
@@ -516,13 +525,13 @@ bool LocalGroup::meet(Instant now) {
       std::memcpy(spots.data(), there.inlined, spots.size() * sizeof(Spot));
     }
   }
-  if (keep) {
+  if (keep) current.results.resize(boards_.size());
+  if (keep && owns_results(rank_)) {
     const auto scratch = host_.take_scratch(current.rounds * current.stride);
     if (!scratch) {
       spoil();
       return true;
     }
-    current.results.resize(boards_.size());
     current.results[rank_] = scratch->first;
     // Send the offer before the next move: others wait for it.
     if (own().scratch.exchange(scratch->second, std::memory_order_relaxed) != scratch->second)
@@ -563,27 +572,10 @@ bool LocalGroup::try_commit() {
 // are there. False: nothing to do.
 bool LocalGroup::finish(bool& complete) {
   Current& current = *current_;
-  const Operation& operation = operations_.at(current.key);
   if (current.small) {
     // Another rank may have seen all arrivals first. They stay until this rank collects.
     if (!all_here()) return false;
-    // All ranks combine in the same order, so all get the same bytes.
-    std::size_t at = 0;
-    contributions_.clear();
-    for (std::uint32_t rank = 1; rank < boards_.size(); ++rank)
-      contributions_.push_back({others_[rank].inlined, false});
-    for (const collective::ArrayRef& array : operation.request.arrays) {
-      const std::size_t bytes = array.count * element_size(array.dtype);
-      if (bytes == 0) continue;
-      reduce::reduce(array.dtype, operation.request.op, others_[0].inlined + at, contributions_,
-                     static_cast<unsigned>(boards_.size()), array.recv, array.count);
-      for (reduce::Contribution& contribution : contributions_)
-        contribution.data = static_cast<const std::uint8_t*>(contribution.data) + bytes;
-      at += bytes;
-    }
-    current.traffic.tx_bytes = at;
-    current.traffic.rx_bytes = at * (boards_.size() - 1);
-    moved_ += at;
+    combine_inlined();
     complete = true;
     return true;
   }
@@ -593,8 +585,8 @@ bool LocalGroup::finish(bool& complete) {
   while (current.copied < current.layout.segments.size() && copied < kCopiedBytes) {
     const std::uint64_t index = current.copied++;
     const std::uint64_t bytes = current.layout.segments[index].raw_bytes;
-    const std::uint32_t from = owner(index);
-    copy_out(index, current.results[from]->data() + index / boards_.size() * current.stride, from);
+    const auto [from, round] = owner_of(index);
+    copy_out(index, current.results[from]->data() + round * current.stride, from);
     copied += bytes;
     moved_ += bytes;
     if (from != rank_) current.traffic.rx_bytes += bytes;

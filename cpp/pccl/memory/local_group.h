@@ -1,4 +1,4 @@
-// All-reduce among members that share a host: through memory, and decided there without the master.
+// Collectives among members that share a host: through memory, and decided there without the master.
 // Sans-I/O: it reads and writes boards that its owner has mapped, one step at a time.
 //
 // Operations run one after the other, in the order in which rank 0 calls them. Some are not decided
@@ -29,10 +29,15 @@ namespace pccl::memory {
 
 struct LocalRequest {
   wire::OpKey key;
+  collective::Collective what;
+  std::uint64_t parts = 1;  // of each input array: as many as ranks in a reduce-scatter
   std::uint64_t signature = 0;
   ReduceOp op = ReduceOp::sum;
   std::vector<collective::ArrayRef> arrays;
   bool reported = false;  // the master knows that this member is in it, and must receive its end
+  [[nodiscard]] std::uint64_t input_bytes(const collective::ArrayRef& array) const {
+    return array.count * element_size(array.dtype) * parts;
+  }
 };
 
 // An operation was committed in memory, and its arrays are not used any more. `told`: report it to
@@ -79,7 +84,7 @@ struct LocalOptions {
   Duration spin = std::chrono::microseconds(200);
   // The longest wait for a call of rank 0 that was not made here, while other calls wait.
   Duration patience = std::chrono::milliseconds(1);
-  std::uint32_t inline_bytes = 4 << 10;          // up to here every rank combines all
+  std::uint32_t inline_bytes = 4 << 10;          // up to here every rank reads all inputs
   std::uint32_t segment_bytes = 128 << 10;       // of blocks of larger ones, at most
   std::uint32_t least_segment_bytes = 32 << 10;  // ... at least, unless a share is less
   unsigned cores = 1;                            // with more ranks, waiting yields
@@ -137,8 +142,7 @@ class LocalGroup {
   };
   struct Operation {
     LocalRequest request;
-    std::uint64_t bytes = 0;
-    bool in_place = false;
+    std::uint64_t bytes = 0;   // of its inputs
     std::vector<Place> sends;  // by array, if others can read all of them; else empty
     std::vector<Place> recvs;
   };
@@ -148,12 +152,14 @@ class LocalGroup {
     Phase phase = Phase::meeting;
     bool small = false;
     bool keep = false;          // results stay in scratch memory until the commit
-    bool direct_sends = false;  // all elements are read from their arrays, not staged
+    bool direct_sends = false;  // all elements are read from their arrays, not from a board
     bool direct_recvs = false;  // all results are read from their arrays
-    collective::Layout layout;
+    collective::Layout layout;  // of the arrays; of one rank's part, if there are parts
     std::uint64_t stride = 0;  // bytes of a block
     std::uint64_t rounds = 0;  // blocks per rank
     std::uint64_t depth = 0;   // blocks in flight
+    // Blocks that this rank has staged, reduced and gathered. All of them from the start, if that
+    // is not its task in this collective.
     std::uint64_t staged = 0;
     std::uint64_t reduced = 0;
     std::uint64_t gathered = 0;
@@ -194,7 +200,10 @@ class LocalGroup {
   bool stage_block();
   bool reduce_block();
   bool gather_block();
+  void copy_in(std::uint64_t segment, std::uint8_t* to, std::uint32_t rank);
   void copy_out(std::uint64_t segment, const std::uint8_t* from, std::uint32_t rank);
+  void combine_segment(std::uint64_t segment, std::uint64_t round, std::uint8_t* to);
+  void combine_inlined();
   bool try_commit();
   bool finish(bool& complete);
   void spoil();
@@ -203,12 +212,14 @@ class LocalGroup {
   [[nodiscard]] bool is_small(std::uint64_t bytes) const {
     return bytes <= std::min<std::uint64_t>(options_.inline_bytes, kInlineBytes);
   }
-  [[nodiscard]] std::uint32_t owner(std::uint64_t segment) const {
-    return static_cast<std::uint32_t>(segment % boards_.size());
+  [[nodiscard]] const collective::Collective& what() const {
+    return operations_.at(current_->key).request.what;
   }
-  [[nodiscard]] std::uint64_t segment_of(std::uint64_t round, std::uint32_t rank) const {
-    return round * boards_.size() + rank;
-  }
+  [[nodiscard]] std::uint64_t segment_of(std::uint64_t round, std::uint32_t rank) const;
+  // The owner of a segment's result, and the round in which it makes it.
+  [[nodiscard]] std::pair<std::uint32_t, std::uint64_t> owner_of(std::uint64_t segment) const;
+  [[nodiscard]] bool owns_results(std::uint32_t rank) const;
+  [[nodiscard]] bool reads_inputs() const;
 
   LocalOptions options_;
   LocalHost& host_;

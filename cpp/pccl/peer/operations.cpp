@@ -149,17 +149,21 @@ void Operations::run(const wire::OpKey& key, Instant now) {
   entry.signature = {signature_hash(entry.request, entry.root, plan_hash_),
                      described(entry.request)};
   if (++entry.call->attempts > 1) entry.call->timing.attempt(now);
-  const bool local = entry.request.kind == collective::Kind::all_reduce && locality_.active() &&
-                     !locality_.group().escalated(key);
-  if (!local) return run_on_network(key, now);
+  if (!locality_.active() || locality_.group().escalated(key)) return run_on_network(key, now);
   table().move(entry, CallPhase::in_memory);
   // The master must know an operation that does not run again, so that the loss of a member ends it
   // for all.
   table().tell_later(key, entry,
                      now + (entry.request.rerun ? Threads::kBlockedAfter : kEnterDelay));
   // If the master knows of an earlier attempt, it waits for the end of this one.
-  locality_.group().submit(
-      {key, entry.signature.hash, entry.request.op, entry.request.arrays, entry.told.has_value()});
+  const bool parts = entry.request.kind == collective::Kind::reduce_scatter;
+  locality_.group().submit({key,
+                            {entry.request.kind, entry.request.root},
+                            parts ? world->members.size() : 1,
+                            entry.signature.hash,
+                            entry.request.op,
+                            entry.request.arrays,
+                            entry.told.has_value()});
 }
 
 void Operations::run_on_network(const wire::OpKey& key, Instant now) {
