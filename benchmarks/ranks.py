@@ -98,7 +98,8 @@ class Case:
 
     def right(self, inputs: list[Numbers]) -> bool:
         results = self.results()
-        return all(map(same, results, self.expected(inputs, results), strict=True))
+        pairs = zip(results, self.expected(inputs, results), strict=True)
+        return all(same(result, expected) for result, expected in pairs)
 
     def rewrite(self, number: int) -> None:
         for array in self.sends:
@@ -144,6 +145,8 @@ class Rank:
                 raise SystemExit("mpi4py and mpirun do not belong together: every rank is alone")
         self.line = StartLine(options.line, self.rank, self.world)
         self.comm = pccl.init(timeout=PATIENCE)
+        # By pccl's rank: members are ranked by their arrival.
+        self.order: list[int] = pccl.allgather(self.rank).tolist()
         if options.gloo:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             import torch
@@ -240,19 +243,26 @@ class Rank:
         send, _ = self.pair("float32", size // 4 // self.world)
         recv, _ = self.pair("float32", send.size * self.world)
         call: Callable[[], object]
+        order = list(range(self.world))
         if system == "mpi":
             call = partial(self.mpi.COMM_WORLD.Allgather, send, recv)
         elif system == "gloo":
             tensors = map(self.torch.from_numpy, (recv, send))
             call = partial(self.dist.all_gather_into_tensor, *tensors)
         else:
-            call = partial(self.comm.all_gather, send, recv)
-        return Case([send], call, lambda: np.split(recv, self.world), expected=lambda i, _: i)
+            call, order = partial(self.comm.all_gather, send, recv), self.order
+        return Case(
+            [send],
+            call,
+            lambda: np.split(recv, self.world),
+            expected=lambda inputs, _: [inputs[rank] for rank in order],
+        )
 
     def reduce_scatter(self, system: str, size: int) -> Case:
         recv, _ = self.pair("float32", size // 4 // self.world)
         send, _ = self.pair("float32", recv.size * self.world)
         call: Callable[[], object]
+        rank = self.order.index(self.rank) if system == "pccl" else self.rank
         if system == "mpi":
             call = partial(self.mpi.COMM_WORLD.Reduce_scatter_block, send, recv)
         elif system == "gloo":
@@ -260,7 +270,7 @@ class Rank:
             call = partial(self.dist.reduce_scatter_tensor, *tensors)
         else:
             call = partial(self.comm.reduce_scatter, send, recv, op=pccl.ReduceOp.SUM)
-        own = slice(self.rank * recv.size, (self.rank + 1) * recv.size)
+        own = slice(rank * recv.size, (rank + 1) * recv.size)
 
         def expected(inputs: list[Numbers], _: list[np.ndarray]) -> list[Numbers]:
             total: Numbers = sum(inputs[1:], inputs[0])
@@ -277,8 +287,9 @@ class Rank:
         elif system == "gloo":
             call = partial(self.dist.broadcast, self.torch.from_numpy(array), 0)
         else:
-            call = partial(self.comm.broadcast, array, 0)
-        return Case([array], call, lambda: [array], expected=lambda inputs, _: inputs[:1])
+            call = partial(self.comm.broadcast, array, root=0)
+        root = self.order[0] if system == "pccl" else 0
+        return Case([array], call, lambda: [array], expected=lambda inputs, _: [inputs[root]])
 
     def bfloat16(self, size: int) -> Case:
         send, recv = self.pair("bfloat16", size // 2)

@@ -10,6 +10,11 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallest = 4096;
+constexpr std::size_t kMiB = 1 << 20;
+// A large block begins where a huge page does: touching it for the first time then takes a tenth of
+// the time.
+constexpr std::size_t kLarge = 4 * kMiB;
+constexpr std::size_t kLargeAlignment = 2 * kMiB;
 
 }  // namespace
 
@@ -22,11 +27,11 @@ BufferPool::~BufferPool() {
 }
 
 Buffer BufferPool::take(std::size_t size) {
-  // Powers of two up to 1 MiB, then multiples of 1 MiB: blocks can be reused, and a large one
+  // Powers of two up to 1 MiB, then multiples of 1 or 2 MiB: blocks can be reused, and a large one
   // wastes little.
-  constexpr std::size_t kMiB = 1 << 20;
+  const std::size_t unit = size < kLarge ? kMiB : kLargeAlignment;
   const std::size_t capacity =
-      size <= kMiB ? std::bit_ceil(std::max(size, kSmallest)) : (size + kMiB - 1) / kMiB * kMiB;
+      size <= kMiB ? std::bit_ceil(std::max(size, kSmallest)) : (size + unit - 1) / unit * unit;
   Buffer buffer;
   {
     const std::lock_guard lock(mutex_);
@@ -39,14 +44,19 @@ Buffer BufferPool::take(std::size_t size) {
       free_.erase(std::next(found).base());
     }
   }
-  if (buffer.data_ == nullptr) {
-    buffer.data_ = static_cast<std::uint8_t*>(std::aligned_alloc(kAlignment, capacity));
-    if (buffer.data_ == nullptr) throw std::bad_alloc();
-  }
+  if (buffer.data_ == nullptr) buffer.data_ = allocate(capacity);
   buffer.size_ = size;
   buffer.capacity_ = capacity;
   buffer.pool_ = shared_from_this();
   return buffer;
+}
+
+std::uint8_t* BufferPool::allocate(std::size_t capacity) const {
+  const bool large = advise_ != nullptr && capacity >= kLarge;
+  void* const data = std::aligned_alloc(large ? kLargeAlignment : kAlignment, capacity);
+  if (data == nullptr) throw std::bad_alloc();
+  if (large) advise_(data, capacity);
+  return static_cast<std::uint8_t*>(data);
 }
 
 void BufferPool::give_back(Block block) {

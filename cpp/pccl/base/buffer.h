@@ -12,7 +12,8 @@ namespace pccl {
 
 class BufferPool;
 
-// One block, 64-byte aligned, returned to its pool on destruction. *one thread at a time*
+// One block, aligned to 64 bytes at least, returned to its pool on destruction.
+// *one thread at a time*
 class Buffer {
  public:
   Buffer() = default;
@@ -45,7 +46,10 @@ class Buffer {
 // Keeps the latest returned blocks for reuse, up to `keep_bytes` of them. *any thread*
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  explicit BufferPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
+  // Told of the memory of each new large block, before it is used: see os::use_huge_pages.
+  using Advise = void (*)(void* at, std::size_t size);
+  explicit BufferPool(std::size_t keep_bytes, Advise advise = nullptr)
+      : keep_bytes_(keep_bytes), advise_(advise) {}
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
@@ -60,8 +64,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     std::size_t capacity;
   };
   void give_back(Block block);
+  [[nodiscard]] std::uint8_t* allocate(std::size_t capacity) const;
   std::mutex mutex_;
   std::size_t keep_bytes_;
+  Advise advise_;
   std::size_t kept_ = 0;
   std::vector<Block> free_;
 };
