@@ -78,7 +78,7 @@ Numbers = np.ndarray | float  # of a rank's inputs: all of them in a line, or on
 
 
 def reduced(inputs: list[Numbers], results: list[np.ndarray]) -> list[Numbers]:
-    """What an all-reduce gives, cut as the results are."""
+    """The result of an all-reduce, cut as `results` are."""
     total: Numbers = sum(inputs[1:], inputs[0])
     if not isinstance(total, np.ndarray):
         return [total] * len(results)

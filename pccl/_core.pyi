@@ -253,6 +253,21 @@ class Communicator:
     ) -> tuple[Operation, Any] | None:
         """The same, begun; the result is complete when the operation is done."""
 
+    def collect(
+        self,
+        *,
+        kind: int,
+        level: int,
+        array: object,
+        out: object,
+        op: int,
+        root: object,
+        tag: int | None,
+        timeout: float | None,
+    ) -> tuple[Any, ReduceInfo] | None:
+        """A whole operation of another kind over one such array, and its result. None, and nothing is started,
+        unless it is that simple. `out` shares no memory with `array`, unless a broadcast is in place."""
+
     def membership(self) -> tuple[int, int, int, list[str], int, list[str]]:
         """(epoch, rank, world_size, peer ids in rank order, peer_group, their replicas' names or none), as of the last
         call; rank -1 if no member."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-from pccl import _settings, collectives
+from pccl import _settings
+from pccl import collectives as general
 from pccl.api import _use
 from pccl.communicator import Communicator
-from pccl.reduce import request
-from pccl.reduce.work import Work
+from pccl.reduce import request, routes
+from pccl.reduce.work import Work, reduce_info
 from pccl.types import ReduceInfo, ReduceOp
 
 if TYPE_CHECKING:
@@ -62,8 +63,14 @@ def broadcast(
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
     func = "broadcast"
-    made = request.make(func, _use(comm, func), tree, root=root, out=out, tag=tag, timeout=timeout)
-    return collectives.broadcast(made)
+    limit = _settings.seconds(timeout, func)
+    used = _use(comm, func)
+    kind = general.Kind.BROADCAST
+    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, root=root)
+    if plain is not None:
+        return plain[0]
+    made = request.make(func, used, tree, root=root, out=out, tag=tag, timeout=limit)
+    return general.broadcast(made)
 
 
 @overload
@@ -109,16 +116,15 @@ def allgather(
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
     func = "allgather"
-    made = request.make(
-        func,
-        _use(comm, func),
-        tree,
-        out=out,
-        tag=tag,
-        timeout=timeout,
-        return_info=return_info,
-    )
-    return collectives.allgather(made)
+    limit = _settings.seconds(timeout, func)
+    used = _use(comm, func)
+    kind = general.Kind.ALL_GATHER
+    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit)
+    if plain is not None:
+        result, info = plain
+        return (result, reduce_info(info)) if return_info else result
+    made = request.make(func, used, tree, out=out, tag=tag, timeout=limit, return_info=return_info)
+    return general.allgather(made)
 
 
 def allgather_async(
@@ -132,7 +138,7 @@ def allgather_async(
     func = "allgather_async"
     limit = _settings.seconds(None, func)
     made = request.make(func, _use(comm, func), tree, out=out, tag=tag, timeout=limit)
-    return collectives.start_allgather(made)
+    return general.start_allgather(made)
 
 
 def reduce_scatter(
@@ -165,5 +171,11 @@ def reduce_scatter(
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
     func = "reduce_scatter"
-    made = request.make(func, _use(comm, func), tree, op, out=out, tag=tag, timeout=timeout)
-    return collectives.reduce_scatter(made)
+    limit = _settings.seconds(timeout, func)
+    used = _use(comm, func)
+    kind = general.Kind.REDUCE_SCATTER
+    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, op=op)
+    if plain is not None:
+        return plain[0]
+    made = request.make(func, used, tree, op, out=out, tag=tag, timeout=limit)
+    return general.reduce_scatter(made)

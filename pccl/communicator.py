@@ -15,9 +15,10 @@ from pccl.errors import InvalidArgument, PCCLError, PeerLost, PendingOperations,
 from pccl.master_node import MasterNode
 from pccl.peer import Peer
 from pccl.reduce import request as requests
+from pccl.reduce import routes
 from pccl.reduce.request import Request
 from pccl.reduce.staging import Staging
-from pccl.reduce.work import Work, total
+from pccl.reduce.work import Work, reduce_info, total
 from pccl.tree import Entry
 from pccl.types import (
     Attribute,
@@ -345,8 +346,10 @@ class Communicator(Peer):
             TooFewPeers, PeerLost, MismatchedCall: As in `all_reduce`.
             InvalidArgument: The array cannot be written in place, or there is no such rank.
         """
-        return collectives.broadcast_in_place(
-            requests.make("broadcast", self, array, root=root, tag=tag, timeout=timeout, level=1)
+        func, kind = "broadcast", collectives.Kind.BROADCAST
+        info = self._collect_plain(func, kind, array, array, tag, timeout, root=root)
+        return info or collectives.broadcast_in_place(
+            requests.make(func, self, array, root=root, tag=tag, timeout=timeout, level=1)
         )
 
     def all_gather(
@@ -366,8 +369,10 @@ class Communicator(Peer):
         Raises:
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
-        return collectives.gather_into(
-            requests.make("all_gather", self, send, out=recv, tag=tag, timeout=timeout, level=1)
+        func, kind = "all_gather", collectives.Kind.ALL_GATHER
+        info = self._collect_plain(func, kind, send, recv, tag, timeout)
+        return info or collectives.gather_into(
+            requests.make(func, self, send, out=recv, tag=tag, timeout=timeout, level=1)
         )
 
     def reduce_scatter(
@@ -393,10 +398,29 @@ class Communicator(Peer):
         Raises:
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
-        func = "reduce_scatter"
-        return collectives.reduce_into(
+        func, kind = "reduce_scatter", collectives.Kind.REDUCE_SCATTER
+        info = self._collect_plain(func, kind, send, recv, tag, timeout, op=op)
+        return info or collectives.reduce_into(
             requests.make(func, self, send, op, out=recv, tag=tag, timeout=timeout, level=1)
         )
+
+    def _collect_plain(
+        self,
+        func: str,
+        kind: int,
+        send: object,
+        recv: object,
+        tag: int,
+        timeout: float | None,
+        **how: Any,
+    ) -> ReduceInfo | None:
+        """`send` into `recv` in one native call; None where that is not possible, or wrong."""
+        if recv is None:
+            return None
+        limit = _settings.seconds(timeout, func)
+        engine = self._joined(func)
+        found = routes.collect_plain(engine, kind, send, recv, tag, limit, level=1, **how)
+        return None if found is None else reduce_info(found[1])
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4

@@ -104,6 +104,9 @@ class FakeCommunicator:
 
     start_tree = reduce_tree
 
+    def collect(self, **plain):
+        return None
+
     def admit(self, timeout):
         return timeout == 1
 

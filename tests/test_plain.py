@@ -53,6 +53,7 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     def general_only() -> None:
         monkeypatch.setattr(routes, "reduce_plain", lambda *what: None)
         monkeypatch.setattr(routes, "start_plain", lambda *what: None)
+        monkeypatch.setattr(routes, "collect_plain", lambda *what, **how: None)
         monkeypatch.setattr(
             pccl.Communicator,
             "all_reduce",
@@ -68,11 +69,11 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call so far was made in one step."""
     seen: list[bool] = []
-    for name in ("reduce_plain", "start_plain"):
+    for name in ("reduce_plain", "start_plain", "collect_plain"):
         plain = getattr(routes, name)
 
-        def watched(*what: object, plain: Any = plain) -> object:
-            found = plain(*what)
+        def watched(*what: object, plain: Any = plain, **how: object) -> object:
+            found = plain(*what, **how)
             seen.append(found is not None)
             return found
 
@@ -210,6 +211,123 @@ def test_a_member_may_go_the_plain_way_and_another_the_general_one(
         ):
             np.testing.assert_array_equal(made, np.asarray(leaf) * WORLD)
     assert sorted(ways) == [False, True]
+
+
+def explicit(call: Callable[..., object], shape: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A call of the explicit API, which returns what it has written."""
+
+    def made(comm: pccl.Communicator, x: Any) -> Any:
+        recv = np.zeros(shape(x.shape), x.dtype).view(type(x))
+        call(comm, x, recv)
+        return recv
+
+    return made
+
+
+def stacked(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (WORLD, *shape)
+
+
+def halved(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0] // WORLD, *shape[1:])
+
+
+def copied(comm: pccl.Communicator, x: Any) -> Any:
+    array = x.copy()
+    assert pccl.broadcast(array, 1, out=array, comm=comm) is array
+    return array
+
+
+def copied_explicitly(comm: pccl.Communicator, x: Any) -> Any:
+    array = x.copy()
+    assert comm.broadcast(array, root=1).world_size == WORLD
+    return array
+
+
+# Calls of arrays that are alike on both members but for their values.
+COLLECTIVES: dict[str, Callable[[pccl.Communicator, Any], Any]] = {
+    "broadcast": lambda comm, x: pccl.broadcast(x, 1, comm=comm),
+    "broadcast to out": lambda comm, x: pccl.broadcast(x, 1, out=np.zeros_like(x), comm=comm),
+    "broadcast in place": copied,
+    "explicit broadcast": copied_explicitly,
+    "allgather": lambda comm, x: pccl.allgather(x, comm=comm),
+    "allgather with info": lambda comm, x: pccl.allgather(x, comm=comm, return_info=True)[0],
+    "allgather to out": lambda comm, x: pccl.allgather(
+        x, out=np.zeros(stacked(x.shape), x.dtype), comm=comm
+    ),
+    "explicit allgather": explicit(lambda comm, x, to: comm.all_gather(x, to), stacked),
+    "reduce_scatter": lambda comm, x: pccl.reduce_scatter(x, "max", comm=comm),
+    "reduce_scatter to out": lambda comm, x: pccl.reduce_scatter(
+        x, "max", out=np.zeros(halved(x.shape), x.dtype), comm=comm
+    ),
+    "explicit reduce_scatter": explicit(
+        lambda comm, x, to: comm.reduce_scatter(x, to, op="max"), halved
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", [(2,), (6, 5), (200, 100)])
+@pytest.mark.parametrize("dtype", ["f4", "u1", "?", "bfloat16", "i8"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_members_that_go_different_ways_meet(
+    pair: Pair, ways: list[bool], name: str, dtype: str, shape: tuple[int, ...]
+) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    arrays = [(np.arange(np.prod(shape)) % (7 + n) - 3).reshape(shape) for n in range(WORLD)]
+    arrays = [np.abs(array).astype(kind) for array in arrays]
+    for views in ((np.ndarray, np.ndarray), (np.ndarray, Sub), (Sub, np.ndarray)):
+        ways.clear()
+        given = [array.view(view) for array, view in zip(arrays, views, strict=True)]
+        calls = [
+            lambda comm, x=x: (pccl.rank(comm=comm), COLLECTIVES[name](comm, x)) for x in given
+        ]
+        told: list[Any] = both(pair, *calls)
+        assert sorted(ways) == sorted(view is np.ndarray for view in views)
+        by_rank = [arrays[index] for index in np.argsort([rank for rank, _ in told])]
+        for rank, made in told:
+            if "scatter" in name:
+                half = shape[0] // WORLD
+                wanted = np.maximum(*by_rank)[half * rank : half * (rank + 1)]
+            else:
+                wanted = np.stack(by_rank) if "gather" in name else by_rank[1]
+            assert made.dtype == kind
+            np.testing.assert_array_equal(made, wanted)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: pccl.broadcast(np.ones(3), 2, comm=comm),
+        lambda comm: pccl.broadcast(np.ones(3), out=np.ones(4), comm=comm),
+        lambda comm: pccl.allgather(np.ones(3), out=np.ones((3, 2)), comm=comm),
+        lambda comm: pccl.allgather(np.ones(3), out=np.ones((2, 3), np.float32), comm=comm),
+        lambda comm: pccl.reduce_scatter(np.ones(3), comm=comm),
+        lambda comm: pccl.reduce_scatter(np.ones(()), comm=comm),
+        lambda comm: pccl.reduce_scatter(np.ones(4), "and", comm=comm),
+        lambda comm: comm.broadcast(np.ones(3), root=-1),
+        lambda comm: comm.all_gather(np.ones(3), np.ones(7)),
+        lambda comm: comm.reduce_scatter(np.ones(3), np.ones(2), op="sum"),
+        lambda comm: comm.reduce_scatter(np.ones(4, bool), np.ones(2, bool), op="sum"),
+    ],
+)
+def test_wrong_collectives_are_refused_by_the_general_way(
+    pair: Pair, ways: list[bool], call: Callable[[pccl.Communicator], object]
+) -> None:
+    assert [type(error) for error in both(pair, call, call)] == [pccl.InvalidArgument] * 2
+    assert not any(ways)
+
+
+def test_parts_that_overlap_are_left_to_the_general_way(pair: Pair, ways: list[bool]) -> None:
+    def call(comm: pccl.Communicator) -> object:
+        rank, memory = pccl.rank(comm=comm), np.zeros((WORLD, 4))
+        memory[rank] = rank + 1
+        pccl.allgather(memory[rank], out=memory, comm=comm)
+        pccl.reduce_scatter(memory, out=memory[1:], comm=comm)
+        return rank, memory
+
+    for rank, memory in both(pair, call, call):  # type: ignore[misc]
+        np.testing.assert_array_equal(memory, [[1] * 4, [2 * (rank + 1)] * 4])
+    assert ways == [False] * 4
 
 
 def test_outputs_that_overlap_are_left_to_the_general_way(pair: Pair, ways: list[bool]) -> None:

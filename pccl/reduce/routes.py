@@ -59,6 +59,37 @@ def start_plain(
     return None if code is None else engine.start_tree(tree, out, code, tag, timeout)
 
 
+def collect_plain(
+    engine: _core.Communicator,
+    kind: int,
+    array: object,
+    out: object,
+    tag: int | None,
+    timeout: float | None,
+    *,
+    level: int = 2,
+    op: ReduceOp | str = ReduceOp.SUM,
+    root: int = 0,
+) -> tuple[Any, _core.ReduceInfo] | None:
+    """Another collective of one plain array: the result, and how it went.
+
+    Args:
+        kind: A `pccl.collectives.Kind`.
+        out: As for the call. The explicit API always passes it.
+
+    Returns:
+        As `reduce_plain`.
+    """
+    if type(array) is not np.ndarray:
+        return None
+    code = _plain_code(array, op)
+    if code is None:
+        return None
+    return engine.collect(
+        kind=kind, level=level, array=array, out=out, op=code, root=root, tag=tag, timeout=timeout
+    )
+
+
 def _plain_code(tree: object, op: ReduceOp | str) -> int | None:
     """The op's code, if the engine may take both as they are."""
     if type(tree) not in (np.ndarray, dict, list, tuple):

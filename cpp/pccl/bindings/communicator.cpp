@@ -299,6 +299,9 @@ void bind_communicator(nb::module_& m) {
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
+      .def("collect", &collect, nb::kw_only(), "kind"_a, "level"_a, nb::arg("array").none(),
+           nb::arg("out").none(), "op"_a, nb::arg("root").none(), nb::arg("tag").none(),
+           nb::arg("timeout").none())
       .def("topology", &topology_of)
       .def("membership", &membership)
       .def("present", &present)

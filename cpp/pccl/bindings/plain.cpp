@@ -45,6 +45,10 @@ struct Python {
 
 const Python& python() { return immortal<Python>(); }
 
+const nb::object& maker(std::size_t bytes) {
+  return bytes < python().pooled ? python().new_array : python().pooled_array;
+}
+
 std::optional<DataType> data_type(nb::dlpack::dtype given) {
   using Kind = nb::dlpack::dtype_code;
   struct Known {
@@ -119,6 +123,16 @@ void append_repr(std::string& text, nb::handle key) {
     }
   }
   text += nb::repr(key).c_str();
+}
+
+void append_structure(std::string& text, std::string_view path, DataType type,
+                      std::span<const std::int64_t> shape) {
+  text += path;
+  text += ':';
+  text += name(type);
+  text += ":(";
+  append(text, shape, ", ");
+  text += shape.size() == 1 ? ",)" : ")";
 }
 
 bool add(Plain& plain, nb::handle send, nb::handle recv, const Input& from, const Output& to,
@@ -208,22 +222,16 @@ class Walk {
     Output to;
     const std::optional<DataType> type = see(node, from);
     if (!type) return {};
-    const nb::object& make =
-        from.nbytes() < python().pooled ? python().new_array : python().pooled_array;
-    const nb::object target =
-        out.is_valid() ? nb::borrow(out) : make(node.attr("shape"), node.attr("dtype"));
+    const nb::object target = out.is_valid()
+                                  ? nb::borrow(out)
+                                  : maker(from.nbytes())(node.attr("shape"), node.attr("dtype"));
     const auto shape = shape_of(from);
     if (see(target, to) != type || !std::ranges::equal(shape, shape_of(to)) ||
         !add(plain_, node, target, from, to, *type)) {
       return {};
     }
     if (plain_.request.arrays.size() > 1) structure_ += '\n';
-    structure_ += path_;
-    structure_ += ':';
-    structure_ += name(*type);
-    structure_ += ":(";
-    append(structure_, shape, ", ");
-    structure_ += shape.size() == 1 ? ",)" : ")";
+    append_structure(structure_, path_, *type, shape);
     elements_ += from.size();
     if (plain_.request.arrays.size() <= kDescribed) {
       std::string& text = plain_.request.description;
@@ -314,6 +322,53 @@ std::optional<Plain> plain_pair(nb::handle send, nb::handle recv) {
   plain.request.structure = XXH3_64bits("", 0);
   append_described(plain.request.description, *type, shape_of(from));
   plain.result = nb::borrow(recv);
+  return plain;
+}
+
+std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, nb::handle array,
+                                 nb::handle out, bool shaped) {
+  using collective::Kind;
+  Input from;
+  const std::optional<DataType> type = see(array, from);
+  if (!type || from.size() == 0 || members == 0) return std::nullopt;
+  const auto shape = shape_of(from);
+  std::vector<std::int64_t> wanted(shape.begin(), shape.end());
+  if (kind == Kind::all_gather) wanted.insert(wanted.begin(), members);
+  if (kind == Kind::reduce_scatter && shaped) {
+    if (wanted.empty() || wanted.front() % members != 0) return std::nullopt;
+    wanted.front() /= members;
+  }
+  const std::size_t sends = kind == Kind::reduce_scatter ? members : 1;
+  const std::size_t recvs = kind == Kind::all_gather ? members : 1;
+  const nb::object result = out.is_none() ? maker(from.nbytes() * recvs / sends)(
+                                                nb::tuple(nb::cast(wanted)), array.attr("dtype"))
+                                          : nb::borrow(out);
+  Output to;
+  if (see(result, to) != type || from.size() * recvs != to.size() * sends ||
+      (shaped && !std::ranges::equal(wanted, shape_of(to)))) {
+    return std::nullopt;
+  }
+  const auto* const sent = static_cast<const std::uint8_t*>(from.data());
+  const auto* const received = static_cast<const std::uint8_t*>(to.data());
+  const bool in_place = kind == Kind::broadcast && sent == received;
+  if (!in_place && sent < received + to.nbytes() && received < sent + from.nbytes())
+    return std::nullopt;
+  Plain plain;
+  peer::OperationRequest& request = plain.request;
+  request.kind = kind;
+  request.parts = members;
+  if (collective::reduces(kind)) {
+    request.arrays.push_back({from.data(), to.data(), to.size(), *type});
+  } else {
+    request.arrays.push_back({from.data(), to.data(), from.nbytes(), DataType::uint8});
+  }
+  plain.in_use.emplace_back(nb::borrow(array));
+  plain.in_use.emplace_back(result);
+  std::string structure;
+  append_structure(structure, "", *type, shaped ? shape : std::span<const std::int64_t>());
+  request.structure = XXH3_64bits(structure.data(), structure.size());
+  append_described(request.description, *type, shape);
+  plain.result = result;
   return plain;
 }
 

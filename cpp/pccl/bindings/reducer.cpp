@@ -1,6 +1,7 @@
 // The fast path of reductions, and the base class of pccl.Communicator.
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -77,7 +78,8 @@ bool complete(Plain& plain, int op, nb::handle tag, int level) {
   if (op < 0 || op >= kReduceOpCount) return false;
   plain.request.op = static_cast<ReduceOp>(op);
   for (const collective::ArrayRef& array : plain.request.arrays) {
-    if (!combines(array.dtype, plain.request.op)) return false;
+    if (collective::reduces(plain.request.kind) && !combines(array.dtype, plain.request.op))
+      return false;
   }
   plain.request.rerun = level == 2;
   plain.request.alone_is_error = level == 1;
@@ -86,9 +88,10 @@ bool complete(Plain& plain, int op, nb::handle tag, int level) {
 
 Info run(const std::shared_ptr<CommunicatorHandle>& comm, Plain plain, const Seconds& timeout) {
   comm->drop_finished();
-  const int level = plain.request.rerun ? 2 : 1;
+  const int level = plain.request.alone_is_error ? 1 : 2;
   // Keeps the arrays if the wait ends before the operation.
-  OperationHandle operation(comm, nullptr, std::move(plain.in_use), function_of(level));
+  OperationHandle operation(comm, nullptr, std::move(plain.in_use),
+                            function_of(level, plain.request.kind));
   return carry_out(operation, std::move(plain.request), timeout);
 }
 
@@ -175,6 +178,46 @@ std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tre
   return std::pair(
       launch(comm, std::move(plain->request), std::move(plain->in_use), function_of(2), timeout),
       std::move(plain->result));
+}
+
+namespace {
+
+// As of the last call; 0: this peer is no member.
+std::uint32_t member_count(const CommunicatorHandle& comm) {
+  const auto view = comm.engine->view();
+  if (!view || view->record == nullptr) return 0;
+  const std::vector<wire::Member>& members = view->record->members;
+  const bool in = std::ranges::any_of(
+      members, [&](const wire::Member& member) { return member.id == comm.engine->id(); });
+  return in ? static_cast<std::uint32_t>(members.size()) : 0;
+}
+
+}  // namespace
+
+std::optional<std::pair<nb::object, Info>> collect(const std::shared_ptr<CommunicatorHandle>& comm,
+                                                   int kind, int level, nb::handle array,
+                                                   nb::handle out, int op, nb::handle root,
+                                                   nb::handle tag, Seconds timeout) {
+  using collective::Kind;
+  const auto which = static_cast<Kind>(kind);
+  const std::uint32_t members = member_count(*comm);
+  std::optional<Plain> plain = plain_parts(which, members, array, out, level == 2);
+  if (!plain || !complete(*plain, op, tag, level)) return std::nullopt;
+  peer::OperationRequest& request = plain->request;
+  if (which == Kind::broadcast) {
+    if (!nb::try_cast(root, request.root, false) || request.root >= members) return std::nullopt;
+    if (level == 2) request.parts = 0;  // for any number of members
+  }
+  const bool into = which == Kind::all_gather && level == 2 && !out.is_none();
+  if (into) request.description += " to `out`";
+  // Arrays of the caller are for so many members.
+  request.rerun = level == 2 && which != Kind::reduce_scatter && !into;
+  nb::object result = plain->result;
+  const Info info = run(comm, std::move(*plain), timeout);
+  const std::size_t left = info.record == nullptr ? members : info.record->members.size();
+  if (which == Kind::all_gather && left < members)  // it ran again after a loss
+    result = result[nb::slice(left)].attr("copy")();
+  return std::pair(std::move(result), info);
 }
 
 void bind_reducer(nb::module_& m) {

@@ -299,8 +299,7 @@ void LocalGroup::copy_in(std::uint64_t index, std::uint8_t* to, std::uint32_t ra
     const std::size_t element = element_size(array.dtype);
     const std::uint64_t first =
         piece.first + (request.what.kind == Kind::reduce_scatter ? rank * array.count : 0);
-    copy(to, static_cast<const std::uint8_t*>(array.send) + first * element,
-         piece.count * element);
+    copy(to, static_cast<const std::uint8_t*>(array.send) + first * element, piece.count * element);
     to += piece.count * element;
   }
 }
@@ -319,8 +318,8 @@ void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from, std::ui
     const std::size_t element = element_size(array.dtype);
     const std::size_t bytes = piece.count * element;
     const std::size_t at = piece.first * element;
-    std::uint8_t* const to = static_cast<std::uint8_t*>(array.recv) + at +
-                             (gathers ? rank * array.count * element : 0);
+    std::uint8_t* const to =
+        static_cast<std::uint8_t*>(array.recv) + at + (gathers ? rank * array.count * element : 0);
     const std::uint8_t* source = from;
     if (current.direct_recvs) {
       source = current.recvs[rank][piece.array] + at;

@@ -26,9 +26,8 @@ bool overwrites_inputs(const LocalRequest& request, std::uint32_t rank) {
   const Kind kind = request.what.kind;
   if (kind != Kind::all_reduce && (kind != Kind::broadcast || request.what.root == rank))
     return false;
-  return std::any_of(request.arrays.begin(), request.arrays.end(), [](const auto& array) {
-    return array.count > 0 && array.send == array.recv;
-  });
+  return std::any_of(request.arrays.begin(), request.arrays.end(),
+                     [](const auto& array) { return array.count > 0 && array.send == array.recv; });
 }
 
 }  // namespace

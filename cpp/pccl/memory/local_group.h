@@ -1,5 +1,5 @@
-// Collectives among members that share a host: through memory, and decided there without the master.
-// Sans-I/O: it reads and writes boards that its owner has mapped, one step at a time.
+// Collectives among members that share a host: through memory, and decided there without the
+// master. Sans-I/O: it reads and writes boards that its owner has mapped, one step at a time.
 //
 // Operations run one after the other, in the order in which rank 0 calls them. Some are not decided
 // here but go on over the network, where the master decides: when members disagree, when there is
@@ -155,9 +155,9 @@ class LocalGroup {
     bool direct_sends = false;  // all elements are read from their arrays, not from a board
     bool direct_recvs = false;  // all results are read from their arrays
     collective::Layout layout;  // of the arrays; of one rank's part, if there are parts
-    std::uint64_t stride = 0;  // bytes of a block
-    std::uint64_t rounds = 0;  // blocks per rank
-    std::uint64_t depth = 0;   // blocks in flight
+    std::uint64_t stride = 0;   // bytes of a block
+    std::uint64_t rounds = 0;   // blocks per rank
+    std::uint64_t depth = 0;    // blocks in flight
     // Blocks that this rank has staged, reduced and gathered. All of them from the start, if that
     // is not its task in this collective.
     std::uint64_t staged = 0;
