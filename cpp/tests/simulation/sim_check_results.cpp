@@ -78,6 +78,8 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
       std::find(members.begin(), members.end(), host.engine().session().id()) - members.begin());
   if (kind == Kind::all_reduce && ran_by_regions(reduction))
     world_.report.reached.emplace("result by regions", host.state());
+  if (kind != Kind::all_reduce && topology::on_one_host(reduction.call->record->plan))
+    world_.report.reached.emplace("half on one host", host.state());
   for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
     const ArrayData& array = reduction.arrays[a];
     std::vector<std::int64_t> expected;
