@@ -71,6 +71,25 @@ def test_shared_arrays_stand_beside_passes_of_their_own_with_and_without_agreeme
         assert len(line) == len(columns) and line[at].endswith("%") and line[at + 1].endswith("%")
 
 
+def test_other_collectives_are_measured_and_checked(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    command = [sys.executable, str(BENCHMARKS / "collectives.py"), "--quick", "--rounds", "1"]
+    command += ["--peers", "none", "--world", "3", "--sizes", "12KiB,1500000B", "--json", str(file)]
+    done = subprocess.run(
+        [*command, "--block-seconds", "0.01"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(file.read_text())["results"]
+    kinds = ["all_gather", "reduce_scatter", "broadcast"]
+    rows = [(row["collective"], row["bytes"]) for row in results]
+    assert rows == [(kind, size) for kind in kinds for size in (12 << 10, 1_500_000)]
+    assert all(row["systems"]["pccl"]["calls"] >= 2 for row in results)
+
+
 def test_tcp_needs_nothing_else(tmp_path: Path) -> None:
     options = ["--peers", "none", "--transport", "tcp", "--world", "2", "--sizes", "64KiB"]
     result = run(tmp_path, *options, "--extras", "fresh,tree")
