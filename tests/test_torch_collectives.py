@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_once import made_once
 from workers import Program, Worker
 
 pytest.importorskip("torch")
@@ -69,15 +71,19 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Every program's answers on Gloo and on pccl."""
     size = request.param
-    made = []
-    for backend in ("gloo", "pccl"):
-        job = Job(tmp_path_factory.mktemp(backend) / "store")
-        try:
-            made.append(job.run(size, backend, COMMON))
-        finally:
-            for worker in job.workers:
-                worker.destroy()
-    return made
+
+    def run(to: Path) -> None:
+        made = []
+        for backend in ("gloo", "pccl"):
+            job = Job(tmp_path_factory.mktemp(backend) / "store")
+            try:
+                made.append(job.run(size, backend, COMMON))
+            finally:
+                for worker in job.workers:
+                    worker.destroy()
+        to.write_text(json.dumps(made))
+
+    return json.loads(made_once(tmp_path_factory, f"torch-collectives-{size}", run).read_text())
 
 
 @pytest.mark.parametrize("name", COMMON)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_once import made_once
 from workers import Worker, command
 
 torch = pytest.importorskip("torch")
@@ -24,15 +25,17 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     if shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
-    made = tmp_path_factory.mktemp("device") / "pretend.so"
-    subprocess.run(
-        ["c++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", str(SOURCE), "-o", str(made)]
-        + [f"-isystem{path}" for path in include_paths()]
-        + [f"-L{path}" for path in library_paths()]
-        + ["-lc10", "-ltorch_cpu", "-ltorch"],
-        check=True,
-    )
-    return str(made)
+
+    def compile_it(to: Path) -> None:
+        subprocess.run(
+            ["c++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", str(SOURCE), "-o", str(to)]
+            + [f"-isystem{path}" for path in include_paths()]
+            + [f"-L{path}" for path in library_paths()]
+            + ["-lc10", "-ltorch_cpu", "-ltorch"],
+            check=True,
+        )
+
+    return str(made_once(tmp_path_factory, "pretend.so", compile_it))
 
 
 @pytest.mark.parametrize(
