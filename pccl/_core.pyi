@@ -265,8 +265,9 @@ class Communicator:
         tag: int | None,
         timeout: float | None,
     ) -> tuple[Any, ReduceInfo] | None:
-        """A whole operation of another kind over one such array, and its result. None, and nothing is started,
-        unless it is that simple. `out` shares no memory with `array`, unless a broadcast is in place."""
+        """A whole operation of another kind over one such array: its result, and how it went. Returns None, and
+        starts nothing, if the general path must take the call: as above, or if `out` shares memory with `array`
+        other than in a broadcast in place."""
 
     def membership(self) -> tuple[int, int, int, list[str], int, list[str]]:
         """(epoch, rank, world_size, peer ids in rank order, peer_group, their replicas' names or none), as of the last

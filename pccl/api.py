@@ -634,7 +634,7 @@ def allreduce(
             weight=weight,
             quantize=quantize,
             tag=tag,
-            timeout=limit,
+            timeout=timeout,
             return_info=return_info,
             by_default=comm is None,
         )

@@ -69,7 +69,7 @@ def broadcast(
     plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, root=root)
     if plain is not None:
         return plain[0]
-    made = request.make(func, used, tree, root=root, out=out, tag=tag, timeout=limit)
+    made = request.make(func, used, tree, root=root, out=out, tag=tag, timeout=timeout)
     return general.broadcast(made)
 
 
@@ -123,7 +123,7 @@ def allgather(
     if plain is not None:
         result, info = plain
         return (result, reduce_info(info)) if return_info else result
-    made = request.make(func, used, tree, out=out, tag=tag, timeout=limit, return_info=return_info)
+    made = request.make(func, used, tree, out=out, tag=tag, timeout=timeout, return_info=return_info)
     return general.allgather(made)
 
 
@@ -177,5 +177,5 @@ def reduce_scatter(
     plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, op=op)
     if plain is not None:
         return plain[0]
-    made = request.make(func, used, tree, op, out=out, tag=tag, timeout=limit)
+    made = request.make(func, used, tree, op, out=out, tag=tag, timeout=timeout)
     return general.reduce_scatter(made)

@@ -414,7 +414,7 @@ class Communicator(Peer):
         timeout: float | None,
         **how: Any,
     ) -> ReduceInfo | None:
-        """`send` into `recv` in one native call; None where that is not possible, or wrong."""
+        """Runs it in one native call. Returns None if the general path must take the call."""
         if recv is None:
             return None
         limit = _settings.seconds(timeout, func)

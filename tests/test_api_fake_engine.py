@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import importlib.util
+import math
 import os
 import subprocess
 import threading
@@ -61,7 +62,8 @@ class FakeOperation:
                 dtype = DataType(code).to_numpy_dtype()
                 given = send.view(dtype)
                 value = {0: given * WORLD, 1: given, 2: given**WORLD}.get(self.op, given)
-                recv.view(dtype)[...] = value
+                # A part is the first one of all, and all parts are equal.
+                recv.view(dtype)[...] = np.resize(value, recv.size // dtype.itemsize)
             self.finished.set()
         return INFO
 
@@ -229,6 +231,19 @@ def test_init_reads_the_environment_and_an_argument_wins(monkeypatch):
     assert fake.options["peer_group"] == 4
     assert fake.calls[0][1]["min_peers"] == 2
     assert fake.calls[0][1]["timeout"] == 9
+
+
+@pytest.mark.parametrize(
+    "call", [pccl.allreduce, pccl.allgather, pccl.broadcast, pccl.reduce_scatter]
+)
+def test_a_call_may_wait_longer_than_the_environment_says(call, monkeypatch):
+    monkeypatch.setenv("PCCL_TIMEOUT", "2.5")
+    pccl.init("here:1")
+    fake = FakeCommunicator.made[-1]
+    for given, limit in ((None, 2.5), (9, 9), (math.inf, None)):
+        call(np.ones(4), timeout=given)
+        name, options = fake.calls[-1]
+        assert name == "start" and options["timeout"] == pytest.approx(limit, abs=0.5)
 
 
 def test_init_without_a_master_says_where_to_get_one():

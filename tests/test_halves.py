@@ -172,6 +172,35 @@ def test_reduce_scatter_is_a_part_of_the_all_reduce(
     assert all(each(group, call))
 
 
+@pytest.mark.parametrize("rows", [1, 40_000])
+def test_bytes_are_counted(group: list[Comm], rows: int) -> None:
+    n, size = len(group), rows * 8
+
+    def call(comm: Comm, rank: int) -> Any:
+        x, moved = np.zeros(rows), []
+        if n == 1:  # the explicit API refuses to be alone
+            return [pccl.allgather(x, comm=comm, return_info=True)[1].bytes]
+        array = x.copy()
+        for info in (
+            comm.all_gather(x, np.zeros(n * rows)),
+            comm.reduce_scatter(np.zeros(n * rows), x, op="sum"),
+            comm.broadcast(array, root=0),
+        ):
+            moved.append((info.tx_bytes, info.rx_bytes))
+        return moved
+
+    told = each(group, call)
+    if n == 1:
+        assert told == [[size]]
+        return
+    others = (n - 1) * size
+    for moved in told:
+        assert moved[:2] == [(others, others)] * 2
+    # Over the network, members may pass a broadcast on.
+    sent, received = ([info[i] for *_, info in told] for i in range(2))
+    assert received == [0] + [size] * (n - 1) and sum(sent) == others
+
+
 def test_trees_keep_their_kinds(group: list[Comm]) -> None:
     world = len(group)
 

@@ -91,11 +91,14 @@ def test_collectives_need_no_master(run: Run, world: int) -> None:
         # Around what fits behind an arrival, one block, several blocks, and the staging area.
         inlined, block = (4 << 10) // 8, (32 << 10) // 8
         around = [size + more for size in (inlined, block, world * block) for more in (-1, 0, 1)]
-        for count in (0, 1, inlined // world, *around, 65_536, MANY, 1_500_000):
+        counts = (0, 1, inlined // world, *around, 65_536, MANY, 1_500_000)
+        orders = [("elements", count) for count in counts]
+        # Up to 512 arrays are read directly.
+        for order in (*orders, ("arrays", 5), ("arrays", 200), ("arrays", 600)):
             for peer in peers:
-                peer.tell(count)
+                peer.tell(order)
             for peer in peers:
-                assert peer.expect("done", 20)["wrong"] == [], count
+                assert peer.expect("done", 20)["wrong"] == [], order
     finally:
         run.master.signal(signal.SIGCONT)
 

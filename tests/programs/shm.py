@@ -90,14 +90,64 @@ def wrong_collectives(comm: pccl.Communicator, count: int) -> Iterator[str]:
                 yield f"{make.__module__} broadcast in place"
 
 
+def wrong_trees(arrays: int) -> Iterator[str]:
+    """Makes each collective of a tree of so many arrays: those with a wrong result.
+
+    Some are empty, and kinds of memory and dtypes differ. Members write to their arrays as soon as
+    a call has returned.
+    """
+    n, rank = pccl.world_size(), pccl.rank()
+    dtypes = [np.int64, np.int8, np.float32, np.uint16]
+
+    def tree(member: int) -> dict[str, np.ndarray]:
+        made = {}
+        for index in range(arrays):
+            shape, dtype = (n * (index % 3), index % 7), dtypes[index % 4]
+            array = (np.zeros if index % 5 == 0 else pccl.zeros)(shape, dtype)
+            array[:] = (np.arange(array.size).reshape(shape) * 3 + member + index) % 50
+            made[f"{index}"] = array
+        return made
+
+    def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> bool:
+        return all((array == wanted[name]).all() for name, array in found.items())
+
+    members = [tree(member) for member in range(n)]
+    own, into = tree(rank), tree(n)
+    gathered = pccl.allgather(own)
+    for array in own.values():
+        array.fill(-1 if array.dtype.kind != "u" else 1)
+    if not same(gathered, {name: np.stack([each[name] for each in members]) for name in own}):
+        yield "allgather"
+    for root in (0, n - 1):
+        own = tree(rank)
+        pccl.broadcast(own, root, out=into)
+        for array in own.values():
+            array.fill(1)
+        if not same(into, members[root]):
+            yield "broadcast"
+        own = tree(rank)
+        pccl.broadcast(own, root, out=own)
+        if not same(own, members[root]):
+            yield "broadcast in place"
+    own = tree(rank)
+    parts = pccl.reduce_scatter(own, "max")
+    for array in own.values():
+        array.fill(1)
+    largest = {name: np.max([each[name] for each in members], axis=0) for name in own}
+    if not same(parts, {name: np.split(array, n)[rank] for name, array in largest.items()}):
+        yield "reduce_scatter"
+
+
 def collect_as_told() -> None:
-    """As `reduce_as_told`, other collectives."""
+    """As `reduce_as_told`, other collectives: of so many elements, or of so many arrays."""
     comm = start()
     while pccl.allreduce(1, return_info=True)[1].epoch < 2:
         pass
     say(event="in")
     for line in sys.stdin:
-        say(event="done", wrong=list(wrong_collectives(comm, json.loads(line))))
+        what, count = json.loads(line)
+        wrong = wrong_trees(count) if what == "arrays" else wrong_collectives(comm, count)
+        say(event="done", wrong=list(wrong))
     pccl.shutdown()
 
 

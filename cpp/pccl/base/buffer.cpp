@@ -11,10 +11,9 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallest = 4096;
 constexpr std::size_t kMiB = 1 << 20;
-// A large block begins where a huge page does: touching it for the first time then takes a tenth of
-// the time.
+// Large blocks may come in huge pages: to touch new ones takes as long as to copy.
 constexpr std::size_t kLarge = 4 * kMiB;
-constexpr std::size_t kLargeAlignment = 2 * kMiB;
+constexpr std::size_t kLargeUnit = 2 * kMiB;
 
 }  // namespace
 
@@ -23,13 +22,13 @@ Buffer::~Buffer() {
 }
 
 BufferPool::~BufferPool() {
-  for (const Block& block : free_) std::free(block.data);
+  for (const Block& block : free_) free(block);
 }
 
 Buffer BufferPool::take(std::size_t size) {
   // Powers of two up to 1 MiB, then multiples of 1 or 2 MiB: blocks can be reused, and a large one
   // wastes little.
-  const std::size_t unit = size < kLarge ? kMiB : kLargeAlignment;
+  const std::size_t unit = size < kLarge ? kMiB : kLargeUnit;
   const std::size_t capacity =
       size <= kMiB ? std::bit_ceil(std::max(size, kSmallest)) : (size + unit - 1) / unit * unit;
   Buffer buffer;
@@ -52,18 +51,26 @@ Buffer BufferPool::take(std::size_t size) {
 }
 
 std::uint8_t* BufferPool::allocate(std::size_t capacity) const {
-  const bool large = advise_ != nullptr && capacity >= kLarge;
-  void* const data = std::aligned_alloc(large ? kLargeAlignment : kAlignment, capacity);
+  void* const data =
+      in_pages(capacity) ? pages_.map(capacity) : std::aligned_alloc(kAlignment, capacity);
   if (data == nullptr) throw std::bad_alloc();
-  if (large) advise_(data, capacity);
   return static_cast<std::uint8_t*>(data);
 }
 
-void BufferPool::give_back(Block block) {
-  if (block.capacity > keep_bytes_) {
+void BufferPool::free(const Block& block) const {
+  if (in_pages(block.capacity)) {
+    pages_.unmap(block.data, block.capacity);
+  } else {
     std::free(block.data);
-    return;
   }
+}
+
+bool BufferPool::in_pages(std::size_t capacity) const {
+  return pages_.map != nullptr && capacity >= kLarge;
+}
+
+void BufferPool::give_back(Block block) {
+  if (block.capacity > keep_bytes_) return free(block);
   std::vector<Block> dropped;
   {
     const std::lock_guard lock(mutex_);
@@ -75,7 +82,7 @@ void BufferPool::give_back(Block block) {
     dropped.assign(free_.begin(), oldest);
     free_.erase(free_.begin(), oldest);
   }
-  for (const Block& each : dropped) std::free(each.data);
+  for (const Block& each : dropped) free(each);
 }
 
 std::size_t BufferPool::kept_bytes() {

@@ -46,10 +46,14 @@ class Buffer {
 // Keeps the latest returned blocks for reuse, up to `keep_bytes` of them. *any thread*
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  // Told of the memory of each new large block, before it is used: see os::use_huge_pages.
-  using Advise = void (*)(void* at, std::size_t size);
-  explicit BufferPool(std::size_t keep_bytes, Advise advise = nullptr)
-      : keep_bytes_(keep_bytes), advise_(advise) {}
+  // The memory of blocks of 4 MiB and more, e.g. os::map_pages. `map`: aligned to 64 bytes, or
+  // null.
+  struct Pages {
+    void* (*map)(std::size_t size) = nullptr;
+    void (*unmap)(void* at, std::size_t size) = nullptr;
+  };
+  explicit BufferPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
+  BufferPool(std::size_t keep_bytes, Pages pages) : keep_bytes_(keep_bytes), pages_(pages) {}
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
@@ -64,10 +68,12 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     std::size_t capacity;
   };
   void give_back(Block block);
+  [[nodiscard]] bool in_pages(std::size_t capacity) const;
   [[nodiscard]] std::uint8_t* allocate(std::size_t capacity) const;
+  void free(const Block& block) const;
   std::mutex mutex_;
   std::size_t keep_bytes_;
-  Advise advise_;
+  Pages pages_;
   std::size_t kept_ = 0;
   std::vector<Block> free_;
 };

@@ -26,10 +26,10 @@ struct Plain {
 // for new ones. The structure and description are those that pccl.tree makes.
 [[nodiscard]] std::optional<Plain> plain_tree(nb::handle tree, nb::handle out);
 
-// One array for another collective of so many members, and `out` of the shape of its result, or
-// None for a new one; `shaped`: otherwise any shapes of the right sizes. The kind, the number of
-// parts, the structure and the description are set, as pccl.collectives sets them. They share no
-// memory, unless a broadcast is in place.
+// One array for another collective of so many members, and `out` for its result; None: a new one.
+// If not `shaped`, only sizes must fit. The kind, the number of parts, the structure and the
+// description are set as pccl.collectives sets them. `array` and `out` share no memory, except in a
+// broadcast in place.
 [[nodiscard]] std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members,
                                                nb::handle array, nb::handle out, bool shaped);
 

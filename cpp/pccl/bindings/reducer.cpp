@@ -206,11 +206,11 @@ std::optional<std::pair<nb::object, Info>> collect(const std::shared_ptr<Communi
   peer::OperationRequest& request = plain->request;
   if (which == Kind::broadcast) {
     if (!nb::try_cast(root, request.root, false) || request.root >= members) return std::nullopt;
-    if (level == 2) request.parts = 0;  // for any number of members
+    if (level == 2) request.parts = 0;  // it fits any number of members
   }
   const bool into = which == Kind::all_gather && level == 2 && !out.is_none();
   if (into) request.description += " to `out`";
-  // Arrays of the caller are for so many members.
+  // The caller's arrays fit only this number of members, so such a call is not run again.
   request.rerun = level == 2 && which != Kind::reduce_scatter && !into;
   nb::object result = plain->result;
   const Info info = run(comm, std::move(*plain), timeout);

@@ -35,10 +35,9 @@ std::uint64_t LocalGroup::segment_of(std::uint64_t round, std::uint32_t rank) co
 }
 
 std::pair<std::uint32_t, std::uint64_t> LocalGroup::owner_of(std::uint64_t segment) const {
+  if (what().kind == Kind::broadcast) return {what().root, segment};
   const std::uint64_t ranks = boards_.size();
-  if (what().kind == Kind::all_reduce)
-    return {static_cast<std::uint32_t>(segment % ranks), segment / ranks};
-  return {what().kind == Kind::broadcast ? what().root : rank_, segment};
+  return {static_cast<std::uint32_t>(segment % ranks), segment / ranks};
 }
 
 bool LocalGroup::owns_results(std::uint32_t rank) const {
@@ -226,6 +225,7 @@ bool LocalGroup::reduce_block() {
                                    : own().results + round % current.depth * current.stride;
   if (collective::reduces(kind)) {
     combine_segment(index, round, straight ? nullptr : result);
+    if (kind == Kind::reduce_scatter) current.traffic.rx_bytes += bytes * (boards_.size() - 1);
   } else {
     if (!reads_inputs()) copy_in(index, result, rank_);
     current.traffic.tx_bytes += bytes * (boards_.size() - 1);
@@ -330,7 +330,7 @@ void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from, std::ui
     const bool there = !collective::reduces(what().kind) && rank == rank_ &&
                        to == static_cast<const std::uint8_t*>(array.send) + at;
     if (there) {
-      // In place: the elements are their own result.
+      // The elements are in place already.
     } else if (past_cache) {
       copy_past_cache(to, source, bytes);
     } else {
@@ -367,10 +367,12 @@ void LocalGroup::combine_inlined() {
     }
     at += request.input_bytes(array);
   }
-  const bool root = kind == Kind::broadcast && request.what.root == rank_;
-  current.traffic.tx_bytes = owns_results(rank_) ? at : 0;
-  current.traffic.rx_bytes = root ? 0 : at;
-  if (kind != Kind::broadcast) current.traffic.rx_bytes = at / request.parts * (ranks - 1);
+  const std::uint64_t others = at / request.parts * (ranks - 1);
+  current.traffic = {.tx_bytes = others, .rx_bytes = others};
+  if (kind == Kind::all_reduce) current.traffic.tx_bytes = at;
+  if (kind == Kind::broadcast && request.what.root == rank_) current.traffic.rx_bytes = 0;
+  if (kind == Kind::broadcast && request.what.root != rank_)
+    current.traffic = {.tx_bytes = 0, .rx_bytes = at};
   moved_ += at;
 }
 

@@ -12,6 +12,7 @@ constexpr std::uint64_t kCountBits = 24;
 constexpr Duration kSpinAlone = std::chrono::microseconds(20);
 // Longest sleep: a ring may be lost with its connection.
 constexpr Duration kSafety = std::chrono::milliseconds(50);
+constexpr std::size_t kMaxSpots = kInlineBytes / sizeof(Spot);  // arrays that others read directly
 // Copied in one move, so that a step stays short.
 constexpr std::uint64_t kCopiedBytes = std::uint64_t{1} << 20;
 
@@ -177,7 +178,7 @@ void LocalGroup::submit(LocalRequest request) {
 // Finds the places of the arrays, if others can read them directly.
 void LocalGroup::find_places(Operation& operation) {
   const std::vector<collective::ArrayRef>& arrays = operation.request.arrays;
-  if (is_small(operation.bytes) || arrays.size() > kInlineBytes / sizeof(Spot)) return;
+  if (is_small(operation.bytes) || arrays.size() > kMaxSpots) return;
   const auto find = [&](auto address, std::vector<Place>& places) {
     for (const collective::ArrayRef& array : arrays) {
       if (array.count == 0) {
@@ -414,6 +415,8 @@ void LocalGroup::arrive(wire::OpKey key) {
   waits_since_.reset();
   missing_since_.reset();
   Operation& operation = operations_.at(key);
+  const auto& [kind, root] = operation.request.what;
+  if (kind == collective::Kind::broadcast && root != rank_) operation.sends.clear();
   if (!operation.sends.empty() || !operation.recvs.empty()) {
     std::vector<ChunkPtr> chunks;
     for (const auto* places : {&operation.sends, &operation.recvs}) {
@@ -512,8 +515,10 @@ bool LocalGroup::meet(Instant now) {
   }
   current.keep = keep;
   if (what().kind == collective::Kind::broadcast) {
-    // A commit lets the root change its array.
-    sends = !keep && (others_[what().root].flags & kSharedSends) != 0;
+    // With `keep`, members copy after the commit, when the root may change its array. This rank's
+    // own count of arrays bounds what is read, whatever the root says.
+    sends = !keep && (others_[what().root].flags & kSharedSends) != 0 &&
+            operation.request.arrays.size() <= kMaxSpots;
   }
   current.direct_sends = sends;
   current.direct_recvs = recvs && !keep;

@@ -158,8 +158,8 @@ class LocalGroup {
     std::uint64_t stride = 0;   // bytes of a block
     std::uint64_t rounds = 0;   // blocks per rank
     std::uint64_t depth = 0;    // blocks in flight
-    // Blocks that this rank has staged, reduced and gathered. All of them from the start, if that
-    // is not its task in this collective.
+    // Blocks that this rank has staged, reduced and gathered. A rank without one of these tasks
+    // starts with that count complete.
     std::uint64_t staged = 0;
     std::uint64_t reduced = 0;
     std::uint64_t gathered = 0;
@@ -216,7 +216,8 @@ class LocalGroup {
     return operations_.at(current_->key).request.what;
   }
   [[nodiscard]] std::uint64_t segment_of(std::uint64_t round, std::uint32_t rank) const;
-  // The owner of a segment's result, and the round in which it makes it.
+  // The owner of a segment's result, and the round in which it makes it. REQUIRES: an all-reduce
+  // or a broadcast.
   [[nodiscard]] std::pair<std::uint32_t, std::uint64_t> owner_of(std::uint64_t segment) const;
   [[nodiscard]] bool owns_results(std::uint32_t rank) const;
   [[nodiscard]] bool reads_inputs() const;

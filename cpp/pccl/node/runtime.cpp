@@ -9,6 +9,7 @@
 #include "pccl/base/log.h"
 #include "pccl/io/address.h"
 #include "pccl/io/tcp_info.h"
+#include "pccl/os/pages.h"
 #include "pccl/os/process.h"
 #include "pccl/os/shared_memory.h"
 
@@ -165,7 +166,8 @@ Runtime::Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls,
       cores_(os::usable_processors()),
       workers_(threads_of(options_.settings, cores_, 0)),
       engine_(engine_options(),
-              std::make_shared<BufferPool>(options_.settings.buffer_bytes, os::use_huge_pages)),
+              std::make_shared<BufferPool>(options_.settings.buffer_bytes,
+                                           BufferPool::Pages{os::map_pages, os::unmap_pages})),
       master_(driver_.context(), engine_, options_, tls, [this] { act(); }),
       peers_(driver_.context(), engine_, options_, std::move(tls), workers_, [this] { act(); }),
       timer_(driver_.context()) {}

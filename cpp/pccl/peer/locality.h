@@ -82,7 +82,7 @@ class Locality final : private memory::LocalHost {
   void begin_epoch(std::uint64_t run, const Record& record);
   // The epoch's plan has that member on this host, and it shares memory with this peer now.
   [[nodiscard]] bool shares_with(const PeerId& peer) const;
-  // The plan has all members on this host: all-reduce operations start in memory.
+  // The plan has all members on this host: operations start in memory.
   [[nodiscard]] bool active() const { return active_; }
   [[nodiscard]] memory::LocalGroup& group() { return group_; }
   [[nodiscard]] const memory::LocalGroup& group() const { return group_; }

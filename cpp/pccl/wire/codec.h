@@ -19,7 +19,7 @@
 namespace pccl::wire {
 
 // The version of the control protocol and of the links. A peer of another version is refused.
-inline constexpr std::uint8_t kProtocolVersion = 6;
+inline constexpr std::uint8_t kProtocolVersion = 7;
 
 using Bytes = std::vector<std::uint8_t>;
 

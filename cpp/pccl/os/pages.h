@@ -1,0 +1,13 @@
+// Memory of this process alone, in whole pages: large blocks that go back to the system when they
+// are freed, and the hints about them with them. All functions: *any thread*.
+#pragma once
+
+#include <cstddef>
+
+namespace pccl::os {
+
+// Zeroed memory, in huge pages where the system has them. Null: there is none.
+[[nodiscard]] void* map_pages(std::size_t size);
+void unmap_pages(void* at, std::size_t size);
+
+}  // namespace pccl::os
