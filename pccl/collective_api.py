@@ -123,7 +123,9 @@ def allgather(
     if plain is not None:
         result, info = plain
         return (result, reduce_info(info)) if return_info else result
-    made = request.make(func, used, tree, out=out, tag=tag, timeout=timeout, return_info=return_info)
+    made = request.make(
+        func, used, tree, out=out, tag=tag, timeout=timeout, return_info=return_info
+    )
     return general.allgather(made)
 
 
