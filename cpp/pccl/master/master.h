@@ -129,10 +129,11 @@ class Master final : private Surroundings {
     std::vector<Returned> reports;
     std::map<Seat, Instant> asked;  // members asked for their logs: since when
     // -- several masters
-    std::uint32_t term = 0;    // for which promises were asked; 0: none were
-    Instant promises_since{};  // when they were asked
-    bool changed = true;       // since a takeover was last considered
-    bool waited = false;       // as of then: the grace period was over
+    std::uint32_t term = 0;        // for which promises were asked; 0: none were
+    Instant promises_since{};      // when they were asked
+    bool changed = true;           // since a takeover was last considered
+    bool waited = false;           // as of then: the grace period was over
+    std::optional<Instant> again;  // when to consider it again: members of the base may still come
   };
   // An epoch that is said to be the last decided one, or to come after it.
   struct Claim {
@@ -200,6 +201,8 @@ class Master final : private Surroundings {
   [[nodiscard]] bool wanted(const Recovery& recovery, const Seat& seat) const;
   void consider_takeover(std::uint32_t group, Recovery& recovery, Instant now);
   bool give_way();
+  [[nodiscard]] Instant enough_since(const Base& base,
+                                     const std::map<Seat, ConnectionId>& seats) const;
   void take_over(std::uint32_t group, const Base& base, Instant now);
   void step_down(const std::string& why);
   void settle_quorums(Instant now);

@@ -574,7 +574,10 @@ void Master::take_over_if_ready(std::uint32_t group, Instant now) {
   const Instant since = recovery.term == 0 ? recovery.since : recovery.promises_since;
   const bool waited = now - since >= kTakeoverGrace;
   const bool first_time = std::exchange(recovery.waited, waited) != waited;
-  if (std::exchange(recovery.changed, false) || first_time) consider_takeover(group, recovery, now);
+  const bool again = recovery.again && now >= *recovery.again;
+  if (again) recovery.again.reset();
+  if (std::exchange(recovery.changed, false) || first_time || again)
+    consider_takeover(group, recovery, now);
 }
 
 void Master::consider_takeover(std::uint32_t group, Recovery& recovery, Instant now) {
@@ -595,10 +598,28 @@ void Master::consider_takeover(std::uint32_t group, Recovery& recovery, Instant 
   if (!all && !recovery.waited) return;
   const std::optional<Base> base = choose_base(recovery);
   if (!base) return;
+  if (const Instant enough = enough_since(*base, seats); now < enough) {
+    recovery.again = enough;
+    return;
+  }
   Connection& source = connections_.at(base->source);
   if (!source.asked) return ask_for_log(base->source, source, base->last, now);
   if (!source.asked->complete) return;
   take_over(group, *base, now);
+}
+
+// When this master need not wait any longer for members of the base. The grace of a false epoch
+// says nothing about that: its members may all be here. A member that comes late may have applied
+// more than the others, and is then put out.
+Instant Master::enough_since(const Base& base, const std::map<Seat, ConnectionId>& seats) const {
+  const std::set<Seat> members =
+      seats_of(base.proposed ? std::get<wire::EpochRecord>(base.proposed->what) : base.last.record);
+  if (std::ranges::all_of(members, [&](const Seat& seat) { return seats.contains(seat); }))
+    return {};
+  Instant first = Instant::max();
+  for (const auto& [seat, id] : seats)
+    if (members.contains(seat)) first = std::min(first, connections_.at(id).since);
+  return first == Instant::max() ? Instant{} : first + kTakeoverGrace;
 }
 
 // Continues the group's log. The first entry of the new term is an epoch, so the entries of one

@@ -250,17 +250,21 @@ bool World::left_at_the_end(const Host& host) {
 }
 
 // Whether all masters but the one that is gone were told of an epoch, and the member is alone: it
-// is not more than the liar of each.
+// is not more than the liar of each. Newcomers that come when it is out find the liar alone.
 bool World::is_outnumbered(const Host& host) {
-  const peer::Record& group = host.engine().session().record();
   const bool all = options.lies > 0 && options.lies + 1 >= options.masters;
-  return all && group != nullptr && group->members.size() == 1;
+  if (!all) return false;
+  const peer::Record& group = host.engine().session().record();
+  if (group != nullptr) return group->members.size() == 1;
+  return std::ranges::none_of(hosts, [](const auto& other) {
+    return !other->program_over() && other->engine().session().member();
+  });
 }
 
 void World::came_back_as_newcomer(const Host& host) {
   const bool lost = host.engine().end().code == Code::master_lost;
   const bool member = host.engine().session().member();
-  const bool counts = member ? !left_at_the_end(host) && !is_outnumbered(host) : !lost;
+  const bool counts = !is_outnumbered(host) && (member ? !left_at_the_end(host) : !lost);
   if (counts) ++report.evictions;
   if (counts && lost) ++report.master_lost;
   judge_unreachable(host);
