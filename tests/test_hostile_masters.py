@@ -170,9 +170,11 @@ def test_a_promise_that_makes_no_sense_costs_its_peer_the_membership(
     asked(play)
     play.says(3, PROMISE, accepted(term, ordinal, what), term=NEXT)
     assert gone(play) == {3: "its promise is inconsistent"}
-    # The others do without it.
+    # The others do without it, after they have waited for it to come back.
     for number in (1, 2):
         play.says(number, PROMISE, listed([]), term=NEXT)
+    assert not play.told()
+    play.passes(0.5)
     assert [what for _, what, *_ in play.told()] == ["request_log"]
 
 
@@ -256,6 +258,25 @@ def test_a_false_later_epoch_of_one_member_is_not_taken_over(
     play.passes(1.1)  # no other members of that epoch come
     assert gone(play) == {3: "the run went on without this peer"}
     assert play.members() == [1, 2]
+
+
+@pytest.mark.parametrize("comes_late", [True, False])
+def test_a_false_epoch_does_not_hurry_a_takeover(comes_late: bool) -> None:
+    play = standby()
+    comes(play, 9, members=[peer(9)], epoch=9)  # all members of that epoch are here
+    for number in (1, 2):
+        comes(play, number)
+    for number in (1, 2, 9):
+        play.says(number, PROMISE, listed([]), term=NEXT)
+    assert not [what for _, what, *_ in play.told() if what == "request_log"]
+    if comes_late:  # it has applied more than the others
+        comes(play, 3, applied=2)
+        play.says(3, PROMISE, listed([]), term=NEXT)
+        assert [to for to, what, *_ in play.told() if what == "request_log"] == [3]
+    else:
+        play.passes(0.5)
+        (source,) = (to for to, what, *_ in play.told() if what == "request_log")
+        assert source in (1, 2)
 
 
 def test_a_master_that_serves_steps_down_only_for_members() -> None:
