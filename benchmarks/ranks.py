@@ -93,7 +93,7 @@ class Case:
     call: Callable[[], object]
     results: Callable[[], list[np.ndarray]]
     forget: Callable[[], object] = lambda: None  # before each call, too
-    # What the results are to be, from all ranks' inputs.
+    # The expected results, computed from all ranks' inputs.
     expected: Callable[[list[Numbers], list[np.ndarray]], list[Numbers]] = reduced
 
     def right(self, inputs: list[Numbers]) -> bool:
