@@ -6,7 +6,8 @@
 
 namespace pccl::os {
 
-// Zeroed memory, in huge pages where the system has them. Null: there is none.
+// Zeroed memory, in huge pages where the system has them. Null: there is none. REQUIRES, for both:
+// `size` is a multiple of 2 MiB, and so of a page.
 [[nodiscard]] void* map_pages(std::size_t size);
 void unmap_pages(void* at, std::size_t size);
 
