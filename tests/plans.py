@@ -18,6 +18,7 @@ Edge = tuple[int, int]
 MIB = 1 << 20
 LARGE = 256 * MIB
 ANY_SIZE = 2**64 - 1
+ALL_TO_ALL = 4
 
 
 def make_table(
@@ -153,7 +154,7 @@ def check_plan(plan: Plan, edges: set[Edge], n: int) -> None:
         assert set(shares) <= {0, 1} or sum(shares) == 1 << 16
     assert bool(regions) == any(kind == "regional" for _, kind, _ in classes)
     for max_bytes, _, _ in classes:
-        for kind in (0, 1, 2):  # all_reduce, reduce_scatter, all_gather
+        for kind in (0, 1, 2, ALL_TO_ALL):  # all_reduce, reduce_scatter, all_gather
             for rank in range(n):
                 flows, shares = _testing.plan_flows(plan, max_bytes, rank, kind)
                 for share, (sources, partial_to, final_from, final_to) in zip(
@@ -197,6 +198,32 @@ def play(plan: Plan, size: int) -> None:
         assert len(have) == n
     assert begin == size
     assert (results == inputs.sum(axis=0)).all()
+    play_exchange(plan, 8 * size)
+
+
+def play_exchange(plan: Plan, size: int) -> None:
+    """An all-to-all: contributions hold what their receivers expect, and owners get everything."""
+    n = len(plan[0])
+    flows = [_testing.plan_flows(plan, size, rank, ALL_TO_ALL)[0] for rank in range(n)]
+    contents = [_testing.plan_contents(plan, size, rank) for rank in range(n)]
+    assert len({most for _, most in contents}) == 1  # all cut alike
+    for chunk in range(n):
+        partials: dict[int, list[int]] = {}
+        while len(partials) < n:
+            ready = [
+                rank for rank in range(n)
+                if rank not in partials and all(s in partials for s in flows[rank][chunk][0])
+            ]  # fmt: skip
+            assert ready
+            for rank in ready:
+                chunks, most = contents[rank]
+                sources, partial_to, final_from, final_to = flows[rank][chunk]
+                assert (partial_to is None) == (rank == chunk)
+                assert final_from is None and not final_to
+                assert chunks[chunk] == [partials[source] for source in sources]
+                partials[rank] = [rank, *itertools.chain(*chunks[chunk])]
+                assert rank == chunk or len(partials[rank]) <= most
+        assert sorted(partials[chunk]) == list(range(n))
 
 
 def two_sites(n: int, cross: int, rate: int = 12_500) -> Table:

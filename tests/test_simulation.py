@@ -350,7 +350,13 @@ def test_every_fault_and_message_meets_peers_in_every_state(
             print(f"  {event:14}", "".join(".x"[(event, state) in reached] for state in states))
     assert wanted <= reached, wanted - reached
     assert len(reached) > 150
-    results = {"result by regions", "half on one host", "nothing left out is lost"}
+    results = {
+        "result by regions",
+        "half on one host",
+        "all-to-all",
+        "all-to-all on paths",
+        "nothing left out is lost",
+    }
     assert results <= {*events}
 
 

@@ -43,6 +43,8 @@ const char* function_of(int level, collective::Kind kind) {
       return level == 1 ? "all_reduce" : "allreduce";
     case collective::Kind::all_gather:
       return level == 1 ? "all_gather" : "allgather";
+    case collective::Kind::all_to_all:
+      return level == 1 ? "all_to_all" : "alltoall";
     case collective::Kind::reduce_scatter:
     case collective::Kind::broadcast:
       break;
@@ -70,10 +72,10 @@ std::shared_ptr<OperationHandle> start_operation(
   const char* function = function_of(level, request.kind);
   Arrays in_use;
   if (op < 0 || op >= kReduceOpCount) refuse(function, "no such op");
-  if (kind < 0 || kind > 3) refuse(function, "no such collective");
-  // The longer array's length, in lengths of the shorter one.
-  const std::uint64_t sends = request.kind == collective::Kind::reduce_scatter ? parts : 1;
-  const std::uint64_t recvs = request.kind == collective::Kind::all_gather ? parts : 1;
+  if (kind < 0 || kind >= collective::kKindCount) refuse(function, "no such collective");
+  // The arrays' lengths, in parts.
+  const std::uint64_t sends = collective::scatters(request.kind) ? parts : 1;
+  const std::uint64_t recvs = collective::gathers(request.kind) ? parts : 1;
   for (const nb::handle item : arrays) {
     const auto entry = nb::cast<nb::tuple>(item);
     if (entry.size() != 3) refuse(function, "an entry is (send, recv, dtype)");
@@ -90,7 +92,7 @@ std::shared_ptr<OperationHandle> start_operation(
                          request.kind == collective::Kind::reduce_scatter;
     if (reduces && !combines(type, static_cast<ReduceOp>(op)))
       refuse(function, std::string("no ") + name(static_cast<ReduceOp>(op)) + " of " + name(type));
-    const std::size_t bytes = std::min(send.size(), recv.size());
+    const std::size_t bytes = send.size() / std::max<std::uint64_t>(sends, 1);
     if (send.size() != bytes * sends || recv.size() != bytes * recvs ||
         bytes % element_size(type) != 0) {
       refuse(function, "send and recv must fit together, in whole numbers of elements");

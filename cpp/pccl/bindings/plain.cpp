@@ -334,18 +334,17 @@ std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, n
   const auto shape = shape_of(from);
   std::vector<std::int64_t> wanted(shape.begin(), shape.end());
   if (kind == Kind::all_gather) wanted.insert(wanted.begin(), members);
-  if (kind == Kind::reduce_scatter && shaped) {
-    if (wanted.empty() || wanted.front() % members != 0) return std::nullopt;
-    wanted.front() /= members;
-  }
-  const std::size_t sends = kind == Kind::reduce_scatter ? members : 1;
-  const std::size_t recvs = kind == Kind::all_gather ? members : 1;
+  if (collective::scatters(kind) && shaped && (wanted.empty() || wanted.front() % members != 0))
+    return std::nullopt;
+  if (kind == Kind::reduce_scatter && shaped) wanted.front() /= members;
+  const std::size_t sends = collective::scatters(kind) ? members : 1;
+  const std::size_t recvs = collective::gathers(kind) ? members : 1;
   const nb::object result = out.is_none() ? maker(from.nbytes() * recvs / sends)(
                                                 nb::tuple(nb::cast(wanted)), array.attr("dtype"))
                                           : nb::borrow(out);
   Output to;
   if (see(result, to) != type || from.size() * recvs != to.size() * sends ||
-      (shaped && !std::ranges::equal(wanted, shape_of(to)))) {
+      from.size() % sends != 0 || (shaped && !std::ranges::equal(wanted, shape_of(to)))) {
     return std::nullopt;
   }
   const auto* const sent = static_cast<const std::uint8_t*>(from.data());
@@ -360,7 +359,7 @@ std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, n
   if (collective::reduces(kind)) {
     request.arrays.push_back({from.data(), to.data(), to.size(), *type});
   } else {
-    request.arrays.push_back({from.data(), to.data(), from.nbytes(), DataType::uint8});
+    request.arrays.push_back({from.data(), to.data(), from.nbytes() / sends, DataType::uint8});
   }
   plain.in_use.emplace_back(nb::borrow(array));
   plain.in_use.emplace_back(result);

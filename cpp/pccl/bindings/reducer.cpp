@@ -211,7 +211,7 @@ std::optional<std::pair<nb::object, Info>> collect(const std::shared_ptr<Communi
   const bool into = which == Kind::all_gather && level == 2 && !out.is_none();
   if (into) request.description += " to `out`";
   // The caller's arrays fit only this number of members, so such a call is not run again.
-  request.rerun = level == 2 && which != Kind::reduce_scatter && !into;
+  request.rerun = level == 2 && !collective::scatters(which) && !into;
   nb::object result = plain->result;
   const Info info = run(comm, std::move(*plain), timeout);
   const std::size_t left = info.record == nullptr ? members : info.record->members.size();

@@ -13,6 +13,7 @@ namespace pccl::collective {
 namespace {
 
 constexpr std::uint32_t kMaxWindow = 64;
+constexpr std::uint32_t kLeastSegment = 64;              // bytes
 constexpr std::size_t kCopyPart = std::size_t{2} << 20;  // of a result that is copied at once
 
 }  // namespace
@@ -32,6 +33,26 @@ std::uint32_t Executor::contribution_bytes(const Operation& operation, std::uint
     return accumulated ? bytes.accumulated : bytes.raw;
   }
   return accumulated ? cut.accumulated_bytes : cut.raw_bytes;
+}
+
+std::uint32_t Executor::received_bytes(const Operation& operation, std::uint32_t segment,
+                                       const Source& source) {
+  if (operation.spec.what.kind == Kind::all_to_all)
+    return operation.layout.segments[segment].raw_bytes *
+           static_cast<std::uint32_t>(source.ranks.size());
+  return contribution_bytes(operation, segment, source.rank, operation.spec.rank,
+                            source.accumulated);
+}
+
+std::uint32_t Executor::contributed_bytes(const Operation& operation, std::uint32_t segment) {
+  const Segment& cut = operation.layout.segments[segment];
+  const ChunkFlow& flow = operation.schedule.chunks[cut.chunk];
+  if (operation.spec.what.kind != Kind::all_to_all)
+    return contribution_bytes(operation, segment, operation.spec.rank, flow.partial_to,
+                              !flow.sources.empty());
+  std::size_t ranks = 1;
+  for (const Source& source : flow.sources) ranks += source.ranks.size();
+  return cut.raw_bytes * static_cast<std::uint32_t>(ranks);
 }
 
 std::uint32_t Executor::result_bytes(const Operation& operation, std::uint32_t segment) {
@@ -57,9 +78,7 @@ std::uint64_t Executor::unasked_bytes_from(const Operation& operation, std::uint
     const Segment& segment = operation.layout.segments[index];
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
     for (const Source& source : flow.sources) {
-      if (source.rank == rank)
-        bytes +=
-            contribution_bytes(operation, index, rank, operation.spec.rank, source.accumulated);
+      if (source.rank == rank) bytes += received_bytes(operation, index, source);
     }
     if (results_first(operation) && flow.final_from == rank) bytes += segment.raw_bytes;
   }
@@ -69,22 +88,21 @@ std::uint64_t Executor::unasked_bytes_from(const Operation& operation, std::uint
 const std::uint8_t* Executor::own_at(const Operation& operation, std::uint32_t chunk,
                                      const Piece& piece) {
   const ArrayRef& array = operation.spec.arrays[piece.array];
-  const bool parts = operation.spec.what.kind == Kind::reduce_scatter;
+  const bool parts = scatters(operation.spec.what.kind);
   const std::uint64_t first = piece.first + (parts ? chunk * array.count : 0);
   return static_cast<const std::uint8_t*>(array.send) + first * element_size(array.dtype);
 }
 
-std::uint8_t* Executor::result_at(const Operation& operation, std::uint32_t chunk,
+std::uint8_t* Executor::result_at(const Operation& operation, std::uint32_t from,
                                   const Piece& piece) {
   const ArrayRef& array = operation.spec.arrays[piece.array];
-  const bool parts = operation.spec.what.kind == Kind::all_gather;
-  const std::uint64_t first = piece.first + (parts ? chunk * array.count : 0);
+  const bool parts = gathers(operation.spec.what.kind);
+  const std::uint64_t first = piece.first + (parts ? from * array.count : 0);
   return operation.out[piece.array] + first * element_size(array.dtype);
 }
 
 bool Executor::apart(const Operation& operation, const Segment& segment) {
-  return operation.spec.what.kind == Kind::reduce_scatter ||
-         segment.accumulated_bytes != segment.raw_bytes;
+  return scatters(operation.spec.what.kind) || segment.accumulated_bytes != segment.raw_bytes;
 }
 
 link::FrameHeader Executor::header_for(const Operation& operation, link::FrameType type) const {
@@ -135,7 +153,7 @@ void Executor::prepare(Operation& operation) {
   const OperationSpec& spec = operation.spec;
   const wire::EpochRecord& world = *spec.world;
   const Kind kind = spec.what.kind;
-  const bool parts = kind == Kind::reduce_scatter || kind == Kind::all_gather;
+  const bool parts = scatters(kind) || gathers(kind);
   // A root has nothing to receive, so it needs no scratch memory.
   const bool in_place =
       kind == Kind::all_reduce || (kind == Kind::broadcast && spec.rank != spec.what.root);
@@ -165,8 +183,9 @@ void Executor::prepare(Operation& operation) {
       topology::size_class(world.plan, bytes, widens, static_cast<bool>(spec.quantization));
   operation.schedule = make_schedule(world.plan, size, spec.rank, spec.what, bytes);
   operation.layout =
-      parts ? cut_parts(shapes, spec.op, static_cast<std::uint32_t>(world.members.size()),
-                        world.plan.segment_bytes)
+      parts ? cut_parts(
+                  shapes, spec.op, static_cast<std::uint32_t>(world.members.size()),
+                  std::max(kLeastSegment, world.plan.segment_bytes / operation.schedule.most_ranks))
             : cut(shapes, spec.op, operation.schedule.shares, world.plan.segment_bytes);
   if (spec.quantization) {
     operation.straight =
@@ -175,8 +194,7 @@ void Executor::prepare(Operation& operation) {
     prepare_codes(operation);
   }
   operation.segments.resize(operation.layout.segments.size());
-  operation.partials.resize(
-      widens || kind == Kind::reduce_scatter ? operation.layout.segments.size() : 0);
+  operation.partials.resize(widens || scatters(kind) ? operation.layout.segments.size() : 0);
   for (std::uint32_t rank = 0; rank < world.members.size(); ++rank) {
     operation.ranks[world.members[rank].id] = rank;
   }
@@ -197,11 +215,8 @@ void Executor::prepare(Operation& operation) {
     if (flow.final_from != kNobody) await(operation, flow.final_from);
     operation.segments[i].missing = static_cast<std::uint32_t>(flow.sources.size());
     operation.segments[i].seen.resize(flow.sources.size());
-    if (flow.partial_to != kNobody) {
-      unasked[flow.partial_to] +=
-          contribution_bytes(operation, static_cast<std::uint32_t>(i), spec.rank, flow.partial_to,
-                             !flow.sources.empty());
-    }
+    if (flow.partial_to != kNobody)
+      unasked[flow.partial_to] += contributed_bytes(operation, static_cast<std::uint32_t>(i));
     if (results_first(operation)) {
       for (const std::uint32_t to : flow.final_to) unasked[to] += segment.raw_bytes;
     }
@@ -350,6 +365,7 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   const unsigned divisor = flow.owner() ? static_cast<unsigned>(spec.world->members.size()) : 0;
   std::sort(state.held.begin(), state.held.end(),
             [](const Held& a, const Held& b) { return a.source < b.source; });
+  if (spec.what.kind == Kind::all_to_all) return append(operation, index);
   if (spec.quantization && flow.owner()) return combine_coded(operation, index);
   // By contribution: whether it is combined in the accumulation type. Codes are decoded to it.
   std::vector<bool> is_wide;
@@ -381,6 +397,50 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
       reduce::reduce(array.dtype, spec.op, own, contributions, divisor, to, piece.count);
     raw_at += piece.count * element;
     wide_at += piece.count * wide;
+  }
+}
+
+// The same for an all-to-all: appends the contributions to this rank's elements or, for the owner,
+// puts them into the parts of the result.
+void Executor::append(Operation& operation, std::uint32_t index) {
+  const Segment& segment = operation.layout.segments[index];
+  const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
+  const std::uint32_t rank = operation.spec.rank;
+  const auto each_piece = [&](const auto& use) {
+    std::size_t at = 0;
+    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+      const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+      const std::size_t bytes =
+          piece.count * element_size(operation.spec.arrays[piece.array].dtype);
+      use(piece, at, bytes);
+      at += bytes;
+    }
+  };
+  if (!flow.owner()) {
+    Buffer& partial = operation.partials[index] = pool_->take(contributed_bytes(operation, index));
+    each_piece([&](const Piece& piece, std::size_t at, std::size_t bytes) {
+      copy(partial.data() + at, own_at(operation, segment.chunk, piece), bytes);
+    });
+    std::size_t end = segment.raw_bytes;
+    for (const Held& held : operation.segments[index].held) {
+      const std::size_t bytes = received_bytes(operation, index, flow.sources[held.source]);
+      copy(partial.data() + end, held.buffer.data(), bytes);
+      end += bytes;
+    }
+    return;
+  }
+  each_piece([&](const Piece& piece, std::size_t, std::size_t bytes) {
+    copy(result_at(operation, rank, piece), own_at(operation, segment.chunk, piece), bytes);
+  });
+  for (const Held& held : operation.segments[index].held) {
+    if (!held.buffer) continue;  // it was received in its place
+    std::size_t from = 0;
+    for (const std::uint32_t other : flow.sources[held.source].ranks) {
+      each_piece([&](const Piece& piece, std::size_t at, std::size_t bytes) {
+        copy(result_at(operation, other, piece), held.buffer.data() + from + at, bytes);
+      });
+      from += segment.raw_bytes;
+    }
   }
 }
 
@@ -481,7 +541,8 @@ void Executor::post_receives(Operation& operation) {
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
     for (const Source& source : flow.sources) {
       contributors.insert(source.rank);
-      staged[source.rank] = staged[source.rank] || (flow.sources.size() > 1 && source.windowed);
+      staged[source.rank] = staged[source.rank] || (flow.sources.size() > 1 && source.windowed &&
+                                                    !is_part(operation, flow, source));
     }
     if (results_first(operation) && flow.final_from != kNobody)
       contributors.insert(flow.final_from);
@@ -607,9 +668,8 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     link::FrameHeader header = header_for(*operation, link::FrameType::data);
     header.final = final;
     header.segment = index;
-    header.payload_bytes = final ? result_bytes(*operation, index)
-                                 : contribution_bytes(*operation, index, operation->spec.rank,
-                                                      flow.partial_to, accumulated);
+    header.payload_bytes =
+        final ? result_bytes(*operation, index) : contributed_bytes(*operation, index);
     const bool unasked = !final || results_first(*operation);
     if (unasked && outlet.eager) {
       header.eager = true;
@@ -625,8 +685,8 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
       frame.packed = encode_contribution(*operation, index, accumulated);
       frame.payload.push_back(link::vec(frame.packed.data(), header.payload_bytes));
     } else if (accumulated && apart(*operation, segment)) {
-      frame.payload.push_back(
-          link::vec(operation->partials[index].data(), segment.accumulated_bytes));
+      frame.packed = std::move(operation->partials[index]);  // it is sent once
+      frame.payload.push_back(link::vec(frame.packed.data(), header.payload_bytes));
     } else {
       for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
         const Piece& piece = operation->layout.pieces[segment.first_piece + p];

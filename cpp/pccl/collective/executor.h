@@ -26,12 +26,12 @@
 namespace pccl::collective {
 
 // One array of an operation. `send` and `recv` do not overlap, or are the same memory (in place;
-// not in an all-gather or a reduce-scatter).
+// only in an all-reduce or a broadcast).
 struct ArrayRef {
   const void* send = nullptr;  // broadcast: read by the root alone
   void* recv = nullptr;
-  // Elements. Reduce-scatter: of one part; `send` has one part for each member. All-gather: of
-  // `send`; `recv` has as many for each member.
+  // Elements: of one part, where `send` or `recv` or both have a part for each member
+  // (collective::scatters, gathers).
   std::uint64_t count = 0;
   DataType dtype = DataType::float32;
   // Quantized arrays: the error that encoding left the last time, `count` values of the
@@ -170,7 +170,7 @@ class Executor {
     std::uint32_t combining = 0;
     Buffer scratch;                  // results of in-place arrays until the commit
     std::vector<std::uint8_t*> out;  // by array: where results go
-    std::vector<Buffer> partials;    // by segment: where apart() is true
+    std::vector<Buffer> partials;    // by segment, where apart() is true: until it is sent
     // Only with quantization:
     std::vector<CodedBytes> coded;  // by segment
     std::vector<Buffer> results;    // by segment: encoded
@@ -221,6 +221,7 @@ class Executor {
   void prepare(Operation& operation);
   // Segments are independent: these three touch memory of theirs alone.
   void combine(Operation& operation, std::uint32_t segment);
+  void append(Operation& operation, std::uint32_t segment);
   void scatter(Operation& operation, std::uint32_t segment, const Buffer& from);
   void place_final(Operation& operation, std::uint32_t segment, const Buffer& from);
   void pass_on(Operation& operation, Ready& ready);
@@ -244,12 +245,22 @@ class Executor {
   void combined(Operation& operation, std::uint32_t segment);
   // Whether results are the first frames to a peer, which may not have called yet.
   [[nodiscard]] static bool results_first(const Operation& operation) {
-    return !reduces(operation.spec.what.kind);
+    return passes_inputs(operation.spec.what.kind);
+  }
+  // Whether a contribution is a part of the result, to which it is received. Only an all-to-all has
+  // such ones.
+  [[nodiscard]] static bool is_part(const Operation& operation, const ChunkFlow& flow,
+                                    const Source& source) {
+    return operation.spec.what.kind == Kind::all_to_all && flow.owner() && !source.accumulated;
   }
   [[nodiscard]] static bool sendable(const Operation& operation, const Outlet& outlet);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
-  // The length of a contribution, and of a result, on the wire.
+  // The length on the wire: of a contribution to this rank, of this rank's, and of a result.
+  [[nodiscard]] static std::uint32_t received_bytes(const Operation& operation,
+                                                    std::uint32_t segment, const Source& source);
+  [[nodiscard]] static std::uint32_t contributed_bytes(const Operation& operation,
+                                                       std::uint32_t segment);
   [[nodiscard]] static std::uint32_t contribution_bytes(const Operation& operation,
                                                         std::uint32_t segment, std::uint32_t from,
                                                         std::uint32_t to, bool accumulated);
@@ -266,11 +277,15 @@ class Executor {
   void decode_result(Operation& operation, std::uint32_t segment, const Buffer& from);
   [[nodiscard]] std::uint64_t unasked_bytes_from(const Operation& operation,
                                                  std::uint32_t rank) const;
-  // The address of this rank's elements of a piece, and of its results.
+  // The address of this rank's elements of a piece, and of its results. `from`: the rank that a
+  // part of a result is from; the chunk for others than an all-to-all.
   [[nodiscard]] static const std::uint8_t* own_at(const Operation& operation, std::uint32_t chunk,
                                                   const Piece& piece);
-  [[nodiscard]] static std::uint8_t* result_at(const Operation& operation, std::uint32_t chunk,
+  [[nodiscard]] static std::uint8_t* result_at(const Operation& operation, std::uint32_t from,
                                                const Piece& piece);
+  // Receives a segment in its result memory.
+  static void result_memory(const Operation& operation, const Segment& segment, std::uint32_t from,
+                            link::Placement& placement);
   // Whether partial results of this segment cannot be kept in its result memory.
   [[nodiscard]] static bool apart(const Operation& operation, const Segment& segment);
   void final_bytes(Operation& operation, std::uint32_t segment, Buffer from);

@@ -36,6 +36,15 @@ void Executor::drop_early(const wire::OpKey& key) {
   }
 }
 
+void Executor::result_memory(const Operation& operation, const Segment& segment, std::uint32_t from,
+                             link::Placement& placement) {
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const std::size_t element = element_size(operation.spec.arrays[piece.array].dtype);
+    placement.where.push_back(link::vec(result_at(operation, from, piece), piece.count * element));
+  }
+}
+
 link::Placement Executor::place(const PeerId& from, const link::FrameHeader& header, bool called) {
   link::Placement placement;
   const auto refuse = [&](std::string why) {
@@ -103,21 +112,13 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
       placement.where = {link::vec(placement.buffer.data(), header.payload_bytes)};
       return placement;
     }
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const Piece& piece = operation->layout.pieces[segment.first_piece + p];
-      const std::size_t element = element_size(operation->spec.arrays[piece.array].dtype);
-      placement.where.push_back(
-          link::vec(result_at(*operation, segment.chunk, piece), piece.count * element));
-    }
+    result_memory(*operation, segment, segment.chunk, placement);
     return placement;
   }
   const std::uint32_t source = source_index(*operation, header.segment, from);
   if (source == kNoSource) return refuse("a contribution from a peer that makes none");
-  if (header.payload_bytes != contribution_bytes(*operation, header.segment,
-                                                 flow.sources[source].rank, operation->spec.rank,
-                                                 flow.sources[source].accumulated)) {
+  if (header.payload_bytes != received_bytes(*operation, header.segment, flow.sources[source]))
     return refuse("a segment of the wrong length");
-  }
   if (state.seen[source]) return drain();
   if (const auto granted = operation->granted.find(from); granted != operation->granted.end()) {
     if (granted->second == 0) return refuse("a segment that there was no room for yet");
@@ -125,6 +126,10 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
   }
   hear(*operation, flow.sources[source].rank);
   placement.kind = link::Placement::Kind::store;
+  if (is_part(*operation, flow, flow.sources[source]) && segment.piece_count <= kMaxPieces) {
+    result_memory(*operation, segment, flow.sources[source].rank, placement);
+    return placement;
+  }
   placement.buffer = pool_->take(header.payload_bytes);
   placement.where = {link::vec(placement.buffer.data(), header.payload_bytes)};
   return placement;
@@ -263,10 +268,8 @@ void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& f
   const std::uint32_t source = source_index(operation, header.segment, from);
   if (source == kNoSource) return;
   const Source& known = operation.schedule.chunks[segment.chunk].sources[source];
-  if (header.payload_bytes != contribution_bytes(operation, header.segment, known.rank,
-                                                 operation.spec.rank, known.accumulated)) {
+  if (header.payload_bytes != received_bytes(operation, header.segment, known))
     return;  // signatures agree, so only a dishonest peer gets here, and gains nothing
-  }
   operation.traffic.rx_bytes += header.payload_bytes;
   hear(operation, known.rank);
   contribution(operation, header.segment, source, std::move(frame.buffer));

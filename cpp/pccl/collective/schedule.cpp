@@ -24,6 +24,8 @@ const char* name(Kind kind) {
       return "all_gather";
     case Kind::broadcast:
       return "broadcast";
+    case Kind::all_to_all:
+      return "all_to_all";
   }
   return "?";
 }
@@ -218,34 +220,85 @@ Schedule broadcast(const Schedule& all_reduce, std::span<const std::uint32_t> ow
   return {{std::move(whole.chunks[root])}, {1}};
 }
 
+Schedule all_to_all(std::span<const Schedule> halves, std::uint32_t rank) {
+  Schedule schedule = halves[rank];
+  for (std::size_t chunk = 0; chunk < schedule.chunks.size(); ++chunk) {
+    const auto list = [&](const auto& self, const Source& source,
+                          std::vector<std::uint32_t>& ranks) -> void {
+      ranks.push_back(source.rank);
+      if (!source.accumulated) return;
+      for (const Source& before : halves[source.rank].chunks[chunk].sources)
+        self(self, before, ranks);
+    };
+    for (Source& source : schedule.chunks[chunk].sources) list(list, source, source.ranks);
+  }
+  schedule.most_ranks = static_cast<std::uint32_t>(halves.size());
+  return schedule;
+}
+
+namespace {
+
+// The schedule of an all-reduce, and the owners of its chunks, on which a collective is based.
+std::pair<Schedule, std::vector<std::uint32_t>> basis(const wire::Plan& plan,
+                                                      const wire::SizeClass& size,
+                                                      std::uint32_t rank, Kind kind,
+                                                      std::uint64_t bytes) {
+  std::vector<std::uint32_t> owners(plan.order.size());
+  std::iota(owners.begin(), owners.end(), 0U);
+  const bool star = size.kind == wire::ScheduleKind::direct;
+  // Kinds other than all_reduce need every rank as an owner. If some ranks own nothing, everything
+  // passes through one that owns a part. Two ranks have no rank between them and use the ring.
+  const bool lacks_owners = kind != Kind::all_reduce && !topology::owned_by_all(size);
+  if (lacks_owners && owners.size() > 2) {
+    const auto hub = std::ranges::find_if(size.shares, [](std::uint32_t s) { return s > 0; });
+    return {through(static_cast<std::uint32_t>(hub - size.shares.begin()), owners.size(), rank),
+            owners};
+  }
+  if (lacks_owners || size.kind == wire::ScheduleKind::ring ||
+      (star && kind == Kind::broadcast && bytes > kStarBytes)) {
+    return {ring(plan.order, rank), plan.order};
+  }
+  if (star) return {direct(size.shares, rank), owners};
+  if (size.kind == wire::ScheduleKind::regional)
+    return {by_regions(topology::hierarchy(plan), size.shares, rank), owners};
+  return {by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
+                   size.kind == wire::ScheduleKind::host_ring, rank),
+          owners};
+}
+
+// Elements go straight to their receivers if any class of the plan uses links between all ranks.
+// Otherwise they take the paths of a reduce-scatter.
+Schedule exchange(const wire::Plan& plan, const wire::SizeClass& size, std::uint32_t rank) {
+  const auto mesh = std::ranges::find_if(plan.classes, [](const wire::SizeClass& each) {
+    return each.kind == wire::ScheduleKind::direct && topology::owned_by_all(each);
+  });
+  const wire::SizeClass& used = mesh == plan.classes.end() ? size : *mesh;
+  const auto half = [&](std::uint32_t of) {
+    const auto [whole, owners] = basis(plan, used, of, Kind::all_to_all, 0);
+    return reduce_scatter(whole, owners);
+  };
+  if (mesh == plan.classes.end()) {
+    std::vector<Schedule> halves;
+    for (std::uint32_t each = 0; each < plan.order.size(); ++each) halves.push_back(half(each));
+    return all_to_all(halves, rank);
+  }
+  Schedule schedule = half(rank);
+  for (ChunkFlow& flow : schedule.chunks)
+    for (Source& source : flow.sources) source.ranks = {source.rank};
+  return schedule;
+}
+
+}  // namespace
+
 Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, std::uint32_t rank,
                        const Collective& what, std::uint64_t bytes) {
   const wire::SizeClass& size =
       what.kind == Kind::all_reduce ? chosen : topology::all_owning(plan, chosen);
-  std::vector<std::uint32_t> owners(plan.order.size());
-  std::iota(owners.begin(), owners.end(), 0U);
-  const bool star = size.kind == wire::ScheduleKind::direct;
-  Schedule whole;
-  // Kinds other than all_reduce need every rank as an owner. If some ranks own nothing, everything
-  // passes through one that owns a part. Two ranks have no rank between them and use the ring.
-  const bool lacks_owners = what.kind != Kind::all_reduce && !topology::owned_by_all(size);
-  if (lacks_owners && owners.size() > 2) {
-    const auto hub = std::ranges::find_if(size.shares, [](std::uint32_t s) { return s > 0; });
-    whole = through(static_cast<std::uint32_t>(hub - size.shares.begin()), owners.size(), rank);
-  } else if (lacks_owners || size.kind == wire::ScheduleKind::ring ||
-             (star && what.kind == Kind::broadcast && bytes > kStarBytes)) {
-    whole = ring(plan.order, rank);
-    owners = plan.order;
-  } else if (star) {
-    whole = direct(size.shares, rank);
-  } else if (size.kind == wire::ScheduleKind::regional) {
-    whole = by_regions(topology::hierarchy(plan), size.shares, rank);
-  } else {
-    whole = by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
-                     size.kind == wire::ScheduleKind::host_ring, rank);
-  }
+  if (what.kind == Kind::all_to_all) return exchange(plan, size, rank);
+  auto [whole, owners] = basis(plan, size, rank, what.kind, bytes);
   switch (what.kind) {
     case Kind::all_reduce:
+    case Kind::all_to_all:
       break;
     case Kind::reduce_scatter:
       return reduce_scatter(whole, owners);
@@ -254,7 +307,7 @@ Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, st
     case Kind::broadcast:
       return broadcast(whole, owners, what.root);
   }
-  return whole;
+  return std::move(whole);
 }
 
 }  // namespace pccl::collective

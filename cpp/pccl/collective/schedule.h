@@ -25,14 +25,28 @@ enum class Kind : std::uint8_t {
   all_reduce = 0,
   reduce_scatter = 1,
   all_gather = 2,
-  broadcast = 3
+  broadcast = 3,
+  all_to_all = 4
 };
+inline constexpr int kKindCount = 5;
 
 [[nodiscard]] const char* name(Kind kind);  // "all_reduce"
 
 // Whether elements of several members are combined.
 [[nodiscard]] constexpr bool reduces(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::reduce_scatter;
+}
+// Whether an input has a part for each member.
+[[nodiscard]] constexpr bool scatters(Kind kind) {
+  return kind == Kind::reduce_scatter || kind == Kind::all_to_all;
+}
+// Whether a result has a part from each member.
+[[nodiscard]] constexpr bool gathers(Kind kind) {
+  return kind == Kind::all_gather || kind == Kind::all_to_all;
+}
+// Whether inputs are results: nothing is contributed to a chunk by others than its owner.
+[[nodiscard]] constexpr bool passes_inputs(Kind kind) {
+  return kind == Kind::all_gather || kind == Kind::broadcast;
 }
 
 // A contribution that this rank receives for a chunk.
@@ -42,6 +56,8 @@ struct Source {
   // The receiver may bound it by a window. False where windows could wait for each other in a
   // circle.
   bool windowed = true;
+  // All-to-all: the ranks whose elements it holds, in this order.
+  std::vector<std::uint32_t> ranks = {};
   bool operator==(const Source&) const = default;
 };
 
@@ -66,6 +82,8 @@ struct ChunkFlow {
 struct Schedule {
   std::vector<ChunkFlow> chunks;
   std::vector<std::uint32_t> shares;
+  // All-to-all: a contribution holds the elements of at most so many ranks.
+  std::uint32_t most_ranks = 1;
 };
 
 // The ring of n = order.size() ranks; order[position] = rank. The rank at position c owns chunk c.
@@ -114,6 +132,10 @@ struct Schedule {
 // The path of the results of the chunk that `root` owns, as the only chunk.
 [[nodiscard]] Schedule broadcast(const Schedule& all_reduce, std::span<const std::uint32_t> owners,
                                  std::uint32_t root);
+
+// An all-to-all: a reduce-scatter that appends the elements of its ranks instead of combining them.
+// `halves` are the reduce-scatters of all ranks.
+[[nodiscard]] Schedule all_to_all(std::span<const Schedule> halves, std::uint32_t rank);
 
 // A kind of collective. `root`: the rank that a broadcast comes from.
 struct Collective {
@@ -165,9 +187,9 @@ struct Layout {
 [[nodiscard]] Layout cut(std::span<const ArrayShape> arrays, ReduceOp op,
                          std::span<const std::uint32_t> shares, std::uint32_t segment_bytes);
 
-// The same for an all-gather, where chunk c is all of rank c's `arrays`, and for a reduce-scatter,
-// where chunk c is the part of all ranks' arrays that rank c keeps. Every chunk has the same
-// pieces. They count elements from the start of the chunk's part of an array.
+// The same for an all-gather, where chunk c is all of rank c's `arrays`, and for a reduce-scatter
+// or an all-to-all, where chunk c is the part of all ranks' arrays that rank c receives. Every
+// chunk has the same pieces. They count elements from the start of the chunk's part of an array.
 [[nodiscard]] Layout cut_parts(std::span<const ArrayShape> arrays, ReduceOp op,
                                std::uint32_t chunks, std::uint32_t segment_bytes);
 

@@ -6,9 +6,9 @@
 // cache. Small arrays take one round.
 //
 // The other collectives are parts of that. In a round of a reduce-scatter each rank combines one
-// segment of its own part, which is its result. In a round of an all-gather the "result" of each
-// rank is a segment of its own elements, and the others copy it; in a broadcast only the root has
-// one.
+// segment of its own part, which is its result; in an all-to-all it copies the others' segments. In
+// a round of an all-gather the "result" of each rank is a segment of its own elements, and the
+// others copy it; in a broadcast only the root has one.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -46,7 +46,7 @@ bool LocalGroup::owns_results(std::uint32_t rank) const {
 
 // Whether the others' inputs are results, and are read from their arrays.
 bool LocalGroup::reads_inputs() const {
-  return current_->direct_sends && !collective::reduces(what().kind);
+  return current_->direct_sends && collective::passes_inputs(what().kind);
 }
 
 void LocalGroup::plan_blocks() {
@@ -76,9 +76,9 @@ void LocalGroup::plan_blocks() {
   current.rounds = kind == Kind::all_reduce ? (segments + ranks - 1) / ranks : segments;
   current.depth = std::min(
       {kMaxDepth, kStageBytes / ((ranks - 1) * current.stride), kResultBytes / current.stride});
-  if (!collective::reduces(kind)) current.staged = current.rounds;
+  if (collective::passes_inputs(kind)) current.staged = current.rounds;
   if (!owns_results(rank_)) current.reduced = current.rounds;
-  if (kind == Kind::reduce_scatter || (kind == Kind::broadcast && owns_results(rank_)))
+  if (collective::scatters(kind) || (kind == Kind::broadcast && owns_results(rank_)))
     current.gathered = current.rounds;
 }
 
@@ -199,7 +199,7 @@ bool LocalGroup::reduce_block() {
     return false;
   }
   const Kind kind = what().kind;
-  const bool straight = current.direct_recvs || kind == Kind::reduce_scatter;  // to the array
+  const bool straight = current.direct_recvs || collective::scatters(kind);  // to the array
   const bool on_board = !current.keep && !straight && !reads_inputs();
   if (on_board && current.reduced >= current.depth &&
       least(&Board::gathered) < current.reduced - current.depth + 1) {
@@ -207,7 +207,7 @@ bool LocalGroup::reduce_block() {
   }
   const std::uint64_t round = current.reduced;
   const std::uint64_t index = segment_of(round, rank_);
-  if (current.direct_sends && collective::reduces(kind)) {
+  if (current.direct_sends && !collective::passes_inputs(kind)) {
     for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
       const std::uint64_t theirs = segment_of(round, rank);
       if (rank != rank_ && theirs < current.layout.segments.size())
@@ -223,9 +223,13 @@ bool LocalGroup::reduce_block() {
   std::uint8_t* const result = current.keep
                                    ? current.results[rank_]->data() + round * current.stride
                                    : own().results + round % current.depth * current.stride;
-  if (collective::reduces(kind)) {
-    combine_segment(index, round, straight ? nullptr : result);
-    if (kind == Kind::reduce_scatter) current.traffic.rx_bytes += bytes * (boards_.size() - 1);
+  if (!collective::passes_inputs(kind)) {
+    if (kind == Kind::all_to_all) {
+      exchange_segment(index, round);
+    } else {
+      combine_segment(index, round, straight ? nullptr : result);
+    }
+    if (collective::scatters(kind)) current.traffic.rx_bytes += bytes * (boards_.size() - 1);
   } else {
     if (!reads_inputs()) copy_in(index, result, rank_);
     current.traffic.tx_bytes += bytes * (boards_.size() - 1);
@@ -242,7 +246,6 @@ void LocalGroup::combine_segment(std::uint64_t index, std::uint64_t round, std::
   const Current& current = *current_;
   const Operation& operation = operations_.at(current.key);
   const collective::Segment& segment = current.layout.segments[index];
-  const std::uint64_t others = boards_.size() - 1;
   const bool parts = what().kind == Kind::reduce_scatter;
   std::size_t at = 0;
   for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
@@ -252,19 +255,53 @@ void LocalGroup::combine_segment(std::uint64_t index, std::uint64_t round, std::
     const std::uint64_t input = (piece.first + (parts ? rank_ * array.count : 0)) * element;
     contributions_.clear();
     for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-      if (rank == rank_) continue;
-      const std::uint64_t slot =
-          round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
-      contributions_.push_back({current.direct_sends
-                                    ? current.sends[rank][piece.array] + input
-                                    : board(rank).staging + slot * current.stride + at,
-                                false});
+      if (rank != rank_)
+        contributions_.push_back({input_of(rank, piece.array, input, round, at), false});
     }
     reduce::reduce(
         array.dtype, operation.request.op, static_cast<const std::uint8_t*>(array.send) + input,
         contributions_, static_cast<unsigned>(boards_.size()),
         to == nullptr ? static_cast<std::uint8_t*>(array.recv) + piece.first * element : to + at,
         piece.count);
+    at += piece.count * element;
+  }
+}
+
+// Where another rank's elements for this rank are: at this byte of its array, or of its block.
+const std::uint8_t* LocalGroup::input_of(std::uint32_t rank, std::uint32_t array,
+                                         std::uint64_t in_array, std::uint64_t round,
+                                         std::uint64_t in_block) const {
+  const Current& current = *current_;
+  if (current.direct_sends) return current.sends[rank][array] + in_array;
+  const std::uint64_t slot =
+      round % current.depth * (boards_.size() - 1) + (rank_ < rank ? rank_ : rank_ - 1);
+  return board(rank).staging + slot * current.stride + in_block;
+}
+
+// All-to-all: copies all ranks' elements of a segment of this rank's part to the caller's arrays.
+void LocalGroup::exchange_segment(std::uint64_t index, std::uint64_t round) {
+  const Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  const collective::Segment& segment = current.layout.segments[index];
+  const bool past_cache = operation.bytes >= kPastCacheFrom;
+  std::size_t at = 0;
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+    const collective::ArrayRef& array = operation.request.arrays[piece.array];
+    const std::size_t element = element_size(array.dtype);
+    const std::uint64_t input = (piece.first + rank_ * array.count) * element;
+    for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+      const std::uint8_t* const from = rank == rank_
+                                           ? static_cast<const std::uint8_t*>(array.send) + input
+                                           : input_of(rank, piece.array, input, round, at);
+      std::uint8_t* const to =
+          static_cast<std::uint8_t*>(array.recv) + (piece.first + rank * array.count) * element;
+      if (past_cache) {
+        copy_past_cache(to, from, piece.count * element);
+      } else {
+        copy(to, from, piece.count * element);
+      }
+    }
     at += piece.count * element;
   }
 }
@@ -288,7 +325,7 @@ bool LocalGroup::gather_block() {
   return true;
 }
 
-// Copies this rank's elements of a segment to `to`. In a reduce-scatter: of the part of `rank`.
+// Copies this rank's elements of a segment to `to`: of the part of `rank` if there are parts.
 void LocalGroup::copy_in(std::uint64_t index, std::uint8_t* to, std::uint32_t rank) {
   const Current& current = *current_;
   const LocalRequest& request = operations_.at(current.key).request;
@@ -298,7 +335,7 @@ void LocalGroup::copy_in(std::uint64_t index, std::uint8_t* to, std::uint32_t ra
     const collective::ArrayRef& array = request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
     const std::uint64_t first =
-        piece.first + (request.what.kind == Kind::reduce_scatter ? rank * array.count : 0);
+        piece.first + (collective::scatters(request.what.kind) ? rank * array.count : 0);
     copy(to, static_cast<const std::uint8_t*>(array.send) + first * element, piece.count * element);
     to += piece.count * element;
   }
@@ -354,6 +391,9 @@ void LocalGroup::combine_inlined() {
     if (kind == Kind::all_gather) {
       for (std::uint32_t rank = 0; rank < ranks; ++rank)
         std::memcpy(to + rank * bytes, others_[rank].inlined + at, bytes);
+    } else if (kind == Kind::all_to_all) {
+      for (std::uint32_t rank = 0; rank < ranks; ++rank)
+        std::memcpy(to + rank * bytes, others_[rank].inlined + at + rank_ * bytes, bytes);
     } else if (kind == Kind::broadcast) {
       std::memcpy(to, others_[request.what.root].inlined + at, bytes);
     } else {

@@ -30,7 +30,7 @@ namespace pccl::memory {
 struct LocalRequest {
   wire::OpKey key;
   collective::Collective what;
-  std::uint64_t parts = 1;  // of each input array: as many as ranks in a reduce-scatter
+  std::uint64_t parts = 1;  // of each input array: as many as ranks if the collective scatters
   std::uint64_t signature = 0;
   ReduceOp op = ReduceOp::sum;
   std::vector<collective::ArrayRef> arrays;
@@ -203,6 +203,10 @@ class LocalGroup {
   void copy_in(std::uint64_t segment, std::uint8_t* to, std::uint32_t rank);
   void copy_out(std::uint64_t segment, const std::uint8_t* from, std::uint32_t rank);
   void combine_segment(std::uint64_t segment, std::uint64_t round, std::uint8_t* to);
+  void exchange_segment(std::uint64_t segment, std::uint64_t round);
+  [[nodiscard]] const std::uint8_t* input_of(std::uint32_t rank, std::uint32_t array,
+                                             std::uint64_t in_array, std::uint64_t round,
+                                             std::uint64_t in_block) const;
   void combine_inlined();
   bool try_commit();
   bool finish(bool& complete);

@@ -34,11 +34,10 @@ std::string described(const OperationRequest& request) {
 
 // The bytes of the elements that this member passes.
 std::uint64_t bytes_of(const OperationRequest& request) {
-  const bool scatters = request.kind == collective::Kind::reduce_scatter;
   std::uint64_t bytes = 0;
   for (const collective::ArrayRef& array : request.arrays)
     bytes += array.count * element_size(array.dtype);
-  return scatters ? bytes * request.parts : bytes;
+  return collective::scatters(request.kind) ? bytes * request.parts : bytes;
 }
 
 std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root,
@@ -62,8 +61,8 @@ std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root
 
 void Operations::start(const CallPtr& call, OperationRequest request, Instant now) {
   if (request.view == nullptr) request.view = record();
-  // A member's part of a reduction depends on the number of members.
-  if (request.kind == collective::Kind::reduce_scatter) request.rerun = false;
+  // A member's part of an input depends on the number of members.
+  if (collective::scatters(request.kind)) request.rerun = false;
   const bool alone = record()->members.size() == 1;
   if (alone && request.alone_is_error)
     return calls_.refuse(*call, Code::too_few_peers, "this peer is alone in its group", record());
@@ -156,7 +155,7 @@ void Operations::run(const wire::OpKey& key, Instant now) {
   table().tell_later(key, entry,
                      now + (entry.request.rerun ? Threads::kBlockedAfter : kEnterDelay));
   // If the master knows of an earlier attempt, it waits for the end of this one.
-  const bool parts = entry.request.kind == collective::Kind::reduce_scatter;
+  const bool parts = collective::scatters(entry.request.kind);
   locality_.group().submit({key,
                             {entry.request.kind, entry.request.root},
                             parts ? world->members.size() : 1,

@@ -60,6 +60,14 @@ bool Checks::ran_by_regions(const Reduction& reduction) {
   return size.kind == wire::ScheduleKind::regional;
 }
 
+// Whether members send elements to their receivers, not through others.
+bool Checks::goes_straight(const Reduction& reduction) {
+  const wire::Plan& plan = reduction.call->record->plan;
+  const collective::Schedule schedule =
+      collective::make_schedule(plan, plan.classes.front(), 0, {collective::Kind::all_to_all, 0});
+  return schedule.most_ranks == 1;
+}
+
 void Checks::right_result(const Host& host, const OpId& id, const Reduction& reduction) {
   const auto& contributions = contributions_[id];
   const std::vector<PeerId> members = ids(reduction.call->record);
@@ -80,6 +88,9 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
     world_.report.reached.emplace("result by regions", host.state());
   if (kind != Kind::all_reduce && topology::on_one_host(reduction.call->record->plan))
     world_.report.reached.emplace("half on one host", host.state());
+  if (kind == Kind::all_to_all && members.size() > 2)
+    world_.report.reached.emplace(goes_straight(reduction) ? "all-to-all" : "all-to-all on paths",
+                                  host.state());
   for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
     const ArrayData& array = reduction.arrays[a];
     std::vector<std::int64_t> expected;
@@ -95,7 +106,11 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
     }
     for (std::size_t m = 0; m < inputs.size() && kind == Kind::all_gather; ++m)
       expected.insert(expected.end(), input(m).begin(), input(m).end());
-    const std::size_t first = kind == Kind::reduce_scatter ? rank * array.count : 0;
+    const std::size_t first = collective::scatters(kind) ? rank * array.count : 0;
+    for (std::size_t m = 0; m < inputs.size() && kind == Kind::all_to_all; ++m) {
+      const auto part = input(m).begin() + static_cast<std::ptrdiff_t>(first);
+      expected.insert(expected.end(), part, part + static_cast<std::ptrdiff_t>(array.count));
+    }
     for (std::size_t i = first; i < first + array.count && collective::reduces(kind); ++i) {
       std::int64_t value = input(0)[i];
       for (std::size_t m = 1; m < inputs.size(); ++m)

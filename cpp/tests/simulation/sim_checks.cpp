@@ -154,8 +154,8 @@ void Checks::ended(Host& host, Reduction& reduction) {
                     {}};
       ending.epoch = call.record ? call.record->epoch : 0;
       if (commit) {
-        // In a reduce-scatter each member has its own part.
-        if (reduction.kind != collective::Kind::reduce_scatter) {
+        // If inputs have parts, each member has its own result.
+        if (!collective::scatters(reduction.kind)) {
           for (const ArrayData& array : reduction.arrays) ending.bytes.push_back(array.result());
         }
       }

@@ -133,7 +133,7 @@ UserProgram::Shape UserProgram::draw_collective(Random& script) const {
     shape.feedback = (shape.op == ReduceOp::sum || shape.op == ReduceOp::avg) && script.chance(0.5);
     return shape;
   }
-  shape.kind = static_cast<collective::Kind>(script.between(1, 3));
+  shape.kind = static_cast<collective::Kind>(script.between(1, collective::kKindCount - 1));
   shape.root = script.next();
   if (!collective::reduces(shape.kind)) shape.op = ReduceOp::sum;
   return shape;
@@ -150,10 +150,10 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   const peer::Record& present = host_.engine().session().record();
   const peer::Record record = view_ ? view_ : present;
   const std::uint64_t members = record == nullptr ? 1 : record->members.size();
-  const bool scatters = shape.kind == collective::Kind::reduce_scatter;
-  const bool gathers = shape.kind == collective::Kind::all_gather;
+  const bool scatters = collective::scatters(shape.kind);
+  const bool gathers = collective::gathers(shape.kind);
   const bool parts = gathers || scatters;
-  const bool into_given = gathers && shape.structure == 0;
+  const bool into_given = shape.kind == collective::Kind::all_gather && shape.structure == 0;
   request.kind = shape.kind;
   request.quantization = reduction->quantization = shape.quantization;
   request.root = static_cast<std::uint32_t>(shape.root % members);
@@ -186,7 +186,7 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
             ? 2520
             : 1;
     std::vector<std::int64_t> wide;
-    const std::size_t sent = parts && !gathers ? count * members : count;
+    const std::size_t sent = count * (scatters ? members : 1);
     for (std::size_t i = 0; i < sent; ++i) {
       const auto drawn = static_cast<std::int32_t>(world.random.below(25)) - 12;
       array.values.push_back(value ? *value : drawn * scale);

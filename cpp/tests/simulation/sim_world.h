@@ -424,6 +424,7 @@ class Checks {
   void right_result(const Host& host, const OpId& id, const Reduction& reduction);
   // I3
   [[nodiscard]] static bool ran_by_regions(const Reduction& reduction);
+  [[nodiscard]] static bool goes_straight(const Reduction& reduction);
   void nothing_lost(const Host& host, const OpId& id, const Reduction& reduction);
   void inputs_survive(const Host& host, const Reduction& reduction);
   void left_alone(const Host& host, const Reduction& reduction);

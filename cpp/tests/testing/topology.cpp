@@ -105,15 +105,34 @@ nb::object choose_plan(const Table& table, const Pairs& unusable, const Ranks& h
                         nb::cast(topology::edges(choice->plan)));
 }
 
-// One rank's part of an all-reduce, or of a half of one, in the class of `bytes`: (sources, target
-// of the partial result, source and targets of the final result) by chunk, and the chunks' shares.
+collective::Schedule schedule_of(const PlanTuple& given, std::uint64_t bytes, std::uint32_t rank,
+                                 unsigned kind) {
+  const wire::Plan plan = plan_from(given);
+  if (rank >= plan.order.size() || kind >= collective::kKindCount)
+    throw nb::value_error("rank or kind");
+  return collective::make_schedule(plan, topology::size_class(plan, bytes, false), rank,
+                                   {static_cast<collective::Kind>(kind), 0}, bytes);
+}
+
+// By chunk of an all-to-all: the ranks whose elements each contribution holds that `rank` receives.
+// And the most that one may hold.
+nb::tuple plan_contents(const PlanTuple& plan, std::uint64_t bytes, std::uint32_t rank) {
+  const collective::Schedule schedule =
+      schedule_of(plan, bytes, rank, static_cast<unsigned>(collective::Kind::all_to_all));
+  nb::list chunks;
+  for (const collective::ChunkFlow& flow : schedule.chunks) {
+    nb::list contents;
+    for (const collective::Source& source : flow.sources) contents.append(nb::cast(source.ranks));
+    chunks.append(contents);
+  }
+  return nb::make_tuple(chunks, schedule.most_ranks);
+}
+
+// One rank's part of a collective in the class of `bytes`: (sources, target of the partial result,
+// source and targets of the final result) by chunk, and the chunks' shares.
 nb::tuple plan_flows(const PlanTuple& given, std::uint64_t bytes, std::uint32_t rank,
                      unsigned kind) {
-  const wire::Plan plan = plan_from(given);
-  if (rank >= plan.order.size() || kind > 2) throw nb::value_error("rank or kind");
-  const collective::Schedule schedule =
-      collective::make_schedule(plan, topology::size_class(plan, bytes, false), rank,
-                                {static_cast<collective::Kind>(kind), 0}, bytes);
+  const collective::Schedule schedule = schedule_of(given, bytes, rank, kind);
   nb::list chunks;
   const auto peer = [](std::uint32_t number) {
     return number == collective::kNobody ? nb::none() : nb::object(nb::int_(number));
@@ -245,6 +264,7 @@ class Planner {
 void bind_topology(nb::module_& m) {
   m.def("choose_plan", &choose_plan, "table"_a, "unusable"_a = Pairs(), "hosts"_a = Ranks());
   m.def("plan_flows", &plan_flows, "plan"_a, "bytes"_a, "rank"_a, "kind"_a = 0);
+  m.def("plan_contents", &plan_contents, "plan"_a, "bytes"_a, "rank"_a);
   m.def(
       "best_ring", [](const Table& table) { return topology::best_ring(network_of(table)); },
       "table"_a);
