@@ -1,5 +1,5 @@
-"""All-gather, reduce-scatter and broadcast on this machine, side by side with MPI and Gloo:
-float32, all ranks local.
+"""All-gather, reduce-scatter, broadcast and all-to-all on this machine, side by side with MPI and
+Gloo: float32, all ranks local.
 
     python benchmarks/collectives.py [--quick] [--peers gloo,mpi] [--transport shm,tcp]
         [--world 2,4] [--sizes 64KiB,1MiB] [--json FILE] [--markdown FILE]

@@ -30,7 +30,12 @@ import pccl
 
 PATIENCE = 120  # seconds for joining, and for one call
 LEAVES = 200  # of a tree
-COLLECTIVES = ["all_gather", "reduce_scatter", "broadcast"]  # benchmarks/collectives.py
+COLLECTIVES = [
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+]  # benchmarks/collectives.py
 PIECE = 1 << 18  # elements compared at once
 SLOT = 8  # words between two ranks' words at the start line: a cache line
 MEET_ROUGHLY = 1e-3  # seconds of trying before a rank sleeps until the others come
@@ -277,6 +282,31 @@ class Rank:
             return [total[own] if isinstance(total, np.ndarray) else total]
 
         return Case([send], call, lambda: [recv], expected=expected)
+
+    def all_to_all(self, system: str, size: int) -> Case:
+        count = size // 4 // self.world
+        send, recv = self.pair("float32", count * self.world)
+        order = self.order if system == "pccl" else list(range(self.world))
+        own = order.index(self.rank)
+        call: Callable[[], object]
+        if system == "mpi":
+            call = partial(self.mpi.COMM_WORLD.Alltoall, send, recv)
+        elif system == "gloo":
+            tensors = map(self.torch.from_numpy, (recv, send))
+            call = partial(self.dist.all_to_all_single, *tensors)
+        else:
+            call = partial(self.comm.all_to_all, send, recv)
+
+        def part(numbers: Numbers) -> Numbers:
+            whole = isinstance(numbers, np.ndarray)
+            return numbers[own * count : (own + 1) * count] if whole else numbers
+
+        return Case(
+            [send],
+            call,
+            lambda: np.split(recv, self.world),
+            expected=lambda inputs, _: [part(inputs[rank]) for rank in order],
+        )
 
     def broadcast(self, system: str, size: int) -> Case:
         """In place, the only form that the others have."""

@@ -41,7 +41,7 @@ from pccl.api import (
     sync,
     world_size,
 )
-from pccl.collective_api import allgather, allgather_async, broadcast, reduce_scatter
+from pccl.collective_api import allgather, allgather_async, alltoall, broadcast, reduce_scatter
 from pccl.communicator import AsyncReduceHandle, Communicator, MasterNode
 from pccl.departure import Drained
 from pccl.errors import (
@@ -151,6 +151,7 @@ __all__ = [
     "allgather_async",
     "allreduce",
     "allreduce_async",
+    "alltoall",
     "barrier",
     "broadcast",
     "cuda",

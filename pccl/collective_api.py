@@ -15,7 +15,7 @@ from pccl.types import ReduceInfo, ReduceOp
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["allgather", "allgather_async", "broadcast", "reduce_scatter"]
+__all__ = ["allgather", "allgather_async", "alltoall", "broadcast", "reduce_scatter"]
 
 _No = Literal[False]
 _Yes = Literal[True]
@@ -181,3 +181,46 @@ def reduce_scatter(
         return plain[0]
     made = request.make(func, used, tree, op, out=out, tag=tag, timeout=timeout)
     return general.reduce_scatter(made)
+
+
+def alltoall(
+    tree: Any,
+    *,
+    out: Any = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Gives each member its part of every member's `tree`.
+
+    The first axis of each array has an equal part for each member, by rank. On rank r, part s of
+    the result is part r of what rank s passed.
+
+    Args:
+        tree: Arrays in nested containers, as in `allreduce`, of any dtype without Python objects;
+            the same structure, shapes and dtypes on all members. The length of each first axis
+            must divide by the number of members.
+        out: Writable arrays of the same structure, shapes and dtypes to write to; may be `tree`
+            itself, which is copied first. Default: new arrays.
+        tag: As in `allreduce`.
+        timeout: As in `allreduce`.
+        comm: Default: the process's communicator.
+
+    Returns:
+        `out` if it was given; else the same structure, shapes and kinds of arrays as `tree`.
+
+    Raises:
+        PeerLost: A member was lost, or interrupted in this call. Inputs are as before; `out` may
+            have been written to.
+        InvalidArgument: An array cannot be sent, written or divided.
+        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
+    """
+    func = "alltoall"
+    limit = _settings.seconds(timeout, func)
+    used = _use(comm, func)
+    kind = general.Kind.ALL_TO_ALL
+    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit)
+    if plain is not None:
+        return plain[0]
+    made = request.make(func, used, tree, out=out, tag=tag, timeout=timeout)
+    return general.alltoall(made)

@@ -1,6 +1,6 @@
-"""Broadcast, all-gather and reduce-scatter: each is half an all-reduce.
+"""Broadcast, all-gather, reduce-scatter and all-to-all.
 
-Broadcast and all-gather send bytes: arrays of any dtype without Python objects. After a loss the
+All but reduce-scatter send bytes: arrays of any dtype without Python objects. After a loss the
 engine runs the simple API's broadcasts and all-gathers again under the same number, if the root is
 left and the results of fewer members fit. All others fail on all members. The engine decides, not
 this module: a member that enters late knows other members than those that entered in time.
@@ -8,6 +8,7 @@ this module: a member that enters late knows other members than those that enter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,7 @@ class Kind(IntEnum):
     REDUCE_SCATTER = 1
     ALL_GATHER = 2
     BROADCAST = 3
+    ALL_TO_ALL = 4
 
 
 def _members(request: Request) -> int:
@@ -184,6 +186,28 @@ def reduce_scatter(request: Request) -> Any:
     return flat.unflatten(made)
 
 
+def alltoall(request: Request) -> Any:
+    """`pccl.alltoall`."""
+    flat = request.flat
+    shared = _shared_leaves(request)
+    targets = _targets(request, shared)
+    parts = _members(request)
+    for source, (where, _) in zip(shared, request.leaves, strict=True):
+        if not source.shape or source.shape[0] % parts != 0:
+            have = trees.describe([Entry("", source.kind, source.shape)])
+            request.refuse(_indivisible(where, have, parts))
+    received = _bytes_for(shared, targets)
+    staging = Staging(_bytes_of(shared), received, in_place=False)
+    _run(request, Kind.ALL_TO_ALL, staging, _entries(flat.paths, shared), parts=parts)
+    if targets is not None:
+        return _filled(request, targets, received)
+    made = [
+        _restored(leaf, s, data)
+        for leaf, s, data in zip(flat.leaves, shared, received, strict=True)
+    ]
+    return flat.unflatten(made)
+
+
 def _check_whole(leaf: object, func: str, where: str) -> None:
     """Raises: NotSupported: The array is spread."""
     if frameworks.is_spread(leaf):
@@ -211,9 +235,12 @@ def _part(request: Request, buffer: Buffer, parts: int, where: str) -> tuple[int
     """The shape of one member's part."""
     shape = buffer.array.shape
     if not shape or shape[0] % parts != 0:
-        have = trees.describe_buffer(buffer)
-        request.refuse(f"{where} is {have}: its first axis must divide by the {parts} members")
+        request.refuse(_indivisible(where, trees.describe_buffer(buffer), parts))
     return (shape[0] // parts, *shape[1:])
+
+
+def _indivisible(where: str, have: str, parts: int) -> str:
+    return f"{where} is {have}: its first axis must divide by the {parts} members"
 
 
 # Arrays as bytes.
@@ -357,6 +384,24 @@ def reduce_into(request: Request) -> ReduceInfo:
     staging = Staging([source], [target.array])
     info = _run(request, Kind.REDUCE_SCATTER, staging, trees.outlines([source]), parts=parts)
     written.finish()
+    return info
+
+
+def exchange_into(request: Request) -> ReduceInfo:
+    """`Communicator.all_to_all`."""
+    parts = _members(request)
+    source = _memory_of(request.tree, request.func, "send", writable=False)
+    target = _memory_of(request.out, request.func, "recv", writable=True)
+    if source.kind != target.kind or source.data.size != target.data.size:
+        have = trees.describe([Entry("recv", target.kind, target.shape)])
+        want = trees.describe([Entry("send", source.kind, source.shape)])
+        request.refuse(f"{have} does not fit {want}")
+    if math.prod(source.shape) % parts != 0:
+        have = trees.describe([Entry("send", source.kind, source.shape)])
+        request.refuse(f"{have} does not divide into {parts} equal parts, one for each member")
+    staging = Staging(_bytes_of([source]), [target.data], in_place=False)
+    info = _run(request, Kind.ALL_TO_ALL, staging, _entries([""], [source]), parts=parts)
+    _filled(request, [_Target(request.out, target)], [target.data])
     return info
 
 

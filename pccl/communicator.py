@@ -404,6 +404,28 @@ class Communicator(Peer):
             requests.make(func, self, send, op, out=recv, tag=tag, timeout=timeout, level=1)
         )
 
+    def all_to_all(
+        self, send: Any, recv: Any, *, tag: int = 0, timeout: float | None = None
+    ) -> ReduceInfo:
+        """Puts this member's part of every member's `send` into `recv`, in rank order, and waits.
+
+        Args:
+            send: NumPy array or torch tensor of any dtype without Python objects, the same shape
+                and dtype on all members: an equal number of elements for each member, by rank.
+            recv: C-contiguous array of the same kind, dtype and number of elements, in any shape.
+                After a failure it may have been written to. May be `send`, which is copied first.
+            tag: As in `all_reduce`.
+            timeout: Seconds for the whole call. None waits as long as members make progress.
+
+        Raises:
+            TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
+        """
+        func, kind = "all_to_all", collectives.Kind.ALL_TO_ALL
+        info = self._collect_plain(func, kind, send, recv, tag, timeout)
+        return info or collectives.exchange_into(
+            requests.make(func, self, send, out=recv, tag=tag, timeout=timeout, level=1)
+        )
+
     def _collect_plain(
         self,
         func: str,

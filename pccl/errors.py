@@ -56,6 +56,7 @@ _EXPLICIT = frozenset(
         "all_reduce",
         "all_reduce_async",
         "all_reduce_multiple_with_retry",
+        "all_to_all",
         "are_peers_pending",
         "connect",
         "get_attribute",

@@ -9,6 +9,7 @@ import hypothesis
 import members as local
 import pytest
 from clibrary import installed, library  # noqa: F401  # fixtures
+from groups import group, pair  # noqa: F401
 from namespaces import Lab, namespaces
 from workers import Run, running
 

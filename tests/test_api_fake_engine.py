@@ -234,7 +234,8 @@ def test_init_reads_the_environment_and_an_argument_wins(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "call", [pccl.allreduce, pccl.allgather, pccl.broadcast, pccl.reduce_scatter]
+    "call",
+    [pccl.allreduce, pccl.allgather, pccl.broadcast, pccl.reduce_scatter, pccl.alltoall],
 )
 def test_a_call_may_wait_longer_than_the_environment_says(call, monkeypatch):
     monkeypatch.setenv("PCCL_TIMEOUT", "2.5")

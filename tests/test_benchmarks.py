@@ -84,7 +84,7 @@ def test_other_collectives_are_measured_and_checked(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(file.read_text())["results"]
-    kinds = ["all_gather", "reduce_scatter", "broadcast"]
+    kinds = ["all_gather", "reduce_scatter", "broadcast", "all_to_all"]
     rows = [(row["collective"], row["bytes"]) for row in results]
     assert rows == [(kind, size) for kind in kinds for size in (12 << 10, 1_500_000)]
     assert all(row["systems"]["pccl"]["calls"] >= 2 for row in results)

@@ -2,82 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from groups import KINDS, SIZES, Comm, dtype, each, in_threads, own
 
 import pccl
-from pccl import _core
-
-Comm = pccl.Communicator
-SIZES = [1, 1000, 300_001]
-KINDS = ["f4", "u1", "c8", "M8[s]", "bfloat16", "S3"]
-
-
-def dtype(kind: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
-
-
-@pytest.fixture(scope="module", params=["1, tcp", "2, tcp", "2, shm", "3, tcp", "3, shm"])
-def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
-    """Members of one run in this process, in rank order."""
-    members, _, transport = request.param.partition(", ")
-    size, shared = int(members), transport == "shm"
-    if shared and not _core.shares_memory():
-        pytest.skip("this build shares no memory between processes")
-    with pytest.MonkeyPatch.context() as patch, pccl.MasterNode("127.0.0.1:0") as master:
-        patch.setenv("PCCL_SHM", str(int(shared)))
-        comms = [Comm(master.address) for _ in range(size)]
-
-        def join(comm: Comm) -> None:
-            comm._join("init", min_peers=size, attempts=5, timeout=30.0, enter=False)
-            # Members of one host find each other's memory in an epoch of its own.
-            while pccl.allreduce(1, comm=comm, return_info=True)[1].epoch < 2 and shared:
-                pass
-
-        each(comms, lambda comm, _: join(comm))
-        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
-        for comm in comms:
-            comm.close()
-
-
-def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    """The results, or exceptions, of calls that are each made in a thread of their own."""
-    told: list[Any] = [None] * len(calls)
-
-    def make(index: int) -> None:
-        try:
-            told[index] = calls[index]()
-        except Exception as error:
-            told[index] = error
-
-    threads = [threading.Thread(target=make, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return told
-
-
-def each(group: list[Comm], call: Callable[[Comm, int], Any]) -> list[Any]:
-    """What `call(comm, rank)` returns on each member."""
-    told = in_threads([lambda c=comm, r=rank: call(c, r) for rank, comm in enumerate(group)])
-    for result in told:
-        if isinstance(result, Exception):
-            raise result
-    return told
-
-
-def own(rank: int, count: int, kind: str = "f4") -> np.ndarray[Any, Any]:
-    """An array that is another one on each member."""
-    values = np.random.default_rng([rank, count]).integers(0, 100, count)
-    if kind.startswith("S"):
-        return values.astype("S3")
-    return values.astype(dtype(kind))
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -273,22 +205,6 @@ def test_many_in_flight_meet_by_tag(group: list[Comm]) -> None:
     assert each(group, call) == [True] * len(group)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[list[Comm]]:
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        comms = [Comm(master.address) for _ in range(2)]
-        in_threads(
-            [
-                lambda c=comm: c._join("init", min_peers=2, attempts=5, timeout=30.0, enter=False)
-                for comm in comms
-            ]
-        )
-        in_threads([lambda c=comm: pccl.barrier(comm=c) for comm in comms])
-        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
-        for comm in comms:
-            comm.close()
-
-
 def test_explicit_works_in_place(pair: list[Comm]) -> None:
     def call(comm: Comm, rank: int) -> Any:
         array = np.full(5, rank)
@@ -332,6 +248,11 @@ def test_who_disagrees_is_told(pair: list[Comm]) -> None:
             lambda comm: pccl.allreduce(np.ones(4), comm=comm),
             "reduce_scatter",
         ),
+        (
+            lambda comm: pccl.alltoall(np.ones(4, "u1"), comm=comm),
+            lambda comm: pccl.reduce_scatter(np.ones(4, "u1"), comm=comm),
+            "all_to_all",
+        ),
     ]
     for first, second, words in calls:
         for error in in_threads([lambda f=first: f(pair[0]), lambda s=second: s(pair[1])]):
@@ -354,9 +275,16 @@ def test_what_cannot_be_done_starts_nothing(pair: list[Comm]) -> None:
         lambda: pccl.reduce_scatter(np.float64(1), comm=comm),
         lambda: pccl.reduce_scatter(array, out=np.ones((4, 2)), comm=comm),
         lambda: pccl.reduce_scatter(array, "most", comm=comm),
+        lambda: pccl.alltoall(np.ones(3), comm=comm),
+        lambda: pccl.alltoall(np.float64(1), comm=comm),
+        lambda: pccl.alltoall(array, out=np.ones((2, 4)), comm=comm),
+        lambda: pccl.alltoall({"a": array, "b": 2}, comm=comm),
         lambda: comm.broadcast(np.ones((4, 4))[:, ::2]),
         lambda: comm.all_gather(array, np.ones(15)),
         lambda: comm.reduce_scatter(array, np.ones(4, "f4"), op="sum"),
+        lambda: comm.all_to_all(array, np.ones(4)),
+        lambda: comm.all_to_all(np.ones(3), np.ones(3)),
+        lambda: comm.all_to_all(array, np.ones((4, 4))[:, ::2]),
     ]
     for call in wrong:
         with pytest.raises(pccl.InvalidArgument):
@@ -372,10 +300,12 @@ def test_alone_nothing_is_sent() -> None:
         assert pccl.broadcast(3, comm=comm) == 3
         assert pccl.allgather(np.arange(3), comm=comm).tolist() == [[0, 1, 2]]
         assert pccl.reduce_scatter(np.arange(3), "avg", comm=comm).tolist() == [0, 1, 2]
+        assert pccl.alltoall(np.arange(3), comm=comm).tolist() == [0, 1, 2]
         for call in (
             lambda: comm.broadcast(np.ones(1)),
             lambda: comm.all_gather(np.ones(1), np.ones(1)),
             lambda: comm.reduce_scatter(np.ones(1), np.ones(1), op="sum"),
+            lambda: comm.all_to_all(np.ones(1), np.ones(1)),
         ):
             with pytest.raises(pccl.TooFewPeers):
                 call()

@@ -1,4 +1,4 @@
-"""Broadcast, all-gather and reduce-scatter among members that are lost."""
+"""Collectives other than all-reduce, among members that are lost."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("transport")
         ("later", 0, {"event": "done", "values": [2.0, 3.0], "shape": [2, 200_000]}),
         ("into", 2, {"event": "lost"}),
         ("scatter", 0, {"event": "lost"}),
+        ("exchange", 1, {"event": "lost"}),
     ],
 )
 @pytest.mark.env(PCCL_MIN_PEERS="3")

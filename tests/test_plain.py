@@ -263,6 +263,9 @@ COLLECTIVES: dict[str, Callable[[pccl.Communicator, Any], Any]] = {
     "explicit reduce_scatter": explicit(
         lambda comm, x, to: comm.reduce_scatter(x, to, op="max"), halved
     ),
+    "alltoall": lambda comm, x: pccl.alltoall(x, comm=comm),
+    "alltoall to out": lambda comm, x: pccl.alltoall(x, out=np.zeros_like(x), comm=comm),
+    "explicit alltoall": explicit(lambda comm, x, to: comm.all_to_all(x, to), lambda shape: shape),
 }
 
 
@@ -285,9 +288,12 @@ def test_collectives_of_members_that_go_different_ways_meet(
         assert sorted(ways) == sorted(view is np.ndarray for view in views)
         by_rank = [arrays[index] for index in np.argsort([rank for rank, _ in told])]
         for rank, made in told:
+            half = shape[0] // WORLD
+            part = slice(half * rank, half * (rank + 1))
             if "scatter" in name:
-                half = shape[0] // WORLD
-                wanted = np.maximum(*by_rank)[half * rank : half * (rank + 1)]
+                wanted = np.maximum(*by_rank)[part]
+            elif "alltoall" in name:
+                wanted = np.concatenate([array[part] for array in by_rank])
             else:
                 wanted = np.stack(by_rank) if "gather" in name else by_rank[1]
             assert made.dtype == kind
@@ -304,6 +310,10 @@ def test_collectives_of_members_that_go_different_ways_meet(
         lambda comm: pccl.reduce_scatter(np.ones(3), comm=comm),
         lambda comm: pccl.reduce_scatter(np.ones(()), comm=comm),
         lambda comm: pccl.reduce_scatter(np.ones(4), "and", comm=comm),
+        lambda comm: pccl.alltoall(np.ones(3), comm=comm),
+        lambda comm: pccl.alltoall(np.ones(4), out=np.ones(4, np.float32), comm=comm),
+        lambda comm: comm.all_to_all(np.ones(3), np.ones(3)),
+        lambda comm: comm.all_to_all(np.ones(4), np.ones(2)),
         lambda comm: comm.broadcast(np.ones(3), root=-1),
         lambda comm: comm.all_gather(np.ones(3), np.ones(7)),
         lambda comm: comm.reduce_scatter(np.ones(3), np.ones(2), op="sum"),

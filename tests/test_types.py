@@ -186,6 +186,6 @@ def test_a_shared_state_counts_revisions_and_has_entries():
 def test_the_public_names_are_those_promised():
     assert all(hasattr(pccl, name) for name in pccl.__all__)
     assert sorted(pccl.__all__) == list(pccl.__all__)
-    assert {"broadcast", "allgather", "reduce_scatter"} < set(pccl.__all__)
+    assert {"broadcast", "allgather", "reduce_scatter", "alltoall"} < set(pccl.__all__)
     assert "Quantize" in pccl.__all__
     assert pccl.cuda.is_available() is False

@@ -15,6 +15,7 @@ CALLS = [
     "into",
     "broadcast",
     "reduce_scatter",
+    "alltoall",
     "allreduce",
     "barrier",
     "admit",

@@ -33,14 +33,21 @@ class Staging:
 
     The engine gets the caller's own memory wherever that is safe. A private copy replaces an array
     that is not C-contiguous, an input that overlaps an output other than exactly (exactly is in
-    place, which the engine does), and an output that overlaps another one.
+    place, which the engine does unless `in_place` is False), and an output that overlaps another
+    one.
 
     Attributes:
         arrays: (send, recv, dtype code) for the engine.
         results: Result arrays, one per input, in the inputs' shapes; complete after `finish`.
     """
 
-    def __init__(self, sends: Sequence[Buffer], recvs: Sequence[Array] | None = None) -> None:
+    def __init__(
+        self,
+        sends: Sequence[Buffer],
+        recvs: Sequence[Array] | None = None,
+        *,
+        in_place: bool = True,
+    ) -> None:
         self.results: list[Array] = []
         self._copy_back: list[tuple[Array, Array]] = []  # (the caller's array, private result)
         flat_sends = [flat_bytes(array) for array, _ in sends]
@@ -49,7 +56,7 @@ class Staging:
             flat_recvs = [flat_bytes(result) for result in self.results]
         else:
             flat_recvs = self._place(recvs)
-            self._separate(flat_sends, flat_recvs)
+            self._separate(flat_sends, flat_recvs, in_place)
         self.arrays = [
             (send, recv, int(buffer.dtype))
             for send, recv, buffer in zip(flat_sends, flat_recvs, sends, strict=True)
@@ -69,8 +76,8 @@ class Staging:
         return flat_recvs
 
     @staticmethod
-    def _separate(flat_sends: list[Array], flat_recvs: Sequence[Array]) -> None:
-        """Copies each input that an output would overwrite, except exactly in place."""
+    def _separate(flat_sends: list[Array], flat_recvs: Sequence[Array], in_place: bool) -> None:
+        """Copies each input that an output would overwrite, except in place, if that is allowed."""
         spans = sorted((*_span(recv), index) for index, recv in enumerate(flat_recvs) if recv.size)
         begins = [begin for begin, _, _ in spans]
         for index, send in enumerate(flat_sends):
@@ -78,7 +85,8 @@ class Staging:
             # Outputs are disjoint, so those that overlap [begin, end) are neighbours in `spans`.
             at = max(0, bisect_right(begins, begin) - 1)
             while at < len(spans) and spans[at][0] < end:
-                if spans[at][1] > begin and spans[at] != (begin, end, index):
+                exact = in_place and spans[at] == (begin, end, index)
+                if spans[at][1] > begin and not exact:
                     flat_sends[index] = send.copy()
                     break
                 at += 1

@@ -1,4 +1,4 @@
-"""Broadcast, all-gather and reduce-scatter among members that are killed."""
+"""Collectives other than all-reduce, among members that are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call_among_losses() -> None:
             break
         x = np.full(200_000, pccl.rank() + 1.0)
         order, says = told
-        sent = np.tile(x, (pccl.world_size(), 1)) if order == "scatter" else x
+        sent = np.tile(x, (pccl.world_size(), 1)) if order in ("scatter", "exchange") else x
         before = sent.copy()
         if says:
             say_when_calling(comm)
@@ -43,6 +43,8 @@ def call_among_losses() -> None:
                 made = pccl.allgather_async(x).wait()
             elif order == "into":
                 made = pccl.allgather(x, out=np.zeros((pccl.world_size(), x.size)))
+            elif order == "exchange":
+                made = pccl.alltoall(sent)
             else:
                 made = pccl.reduce_scatter(sent)
             say(event="done", values=np.unique(made).tolist(), shape=list(made.shape))

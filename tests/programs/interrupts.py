@@ -27,6 +27,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "broadcast": lambda **how: pccl.broadcast(np.ones(3), **how),
     "allgather": lambda **how: pccl.allgather(np.ones(3), **how),
     "reduce_scatter": lambda **how: pccl.reduce_scatter(np.ones(4), **how),
+    "alltoall": lambda **how: pccl.alltoall(np.ones(4), **how),
 }
 EXPLICIT = "the explicit API"
 

@@ -80,7 +80,8 @@ def trees_with_none() -> None:
 
     trees: list[Any] = [[None, None], {}, None, {"a": [], "b": None}]
     for tree in trees:
-        for call in (pccl.allreduce, pccl.allgather, pccl.broadcast, pccl.reduce_scatter):
+        others = (pccl.allgather, pccl.broadcast, pccl.reduce_scatter, pccl.alltoall)
+        for call in (pccl.allreduce, *others):
             text = refused(call, tree)
             assert text and "no array in it" in text, (tree, call, text)
     mixed: list[Any] = [np.ones(2), None]

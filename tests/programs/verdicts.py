@@ -22,6 +22,7 @@ def make(call: str, given: npt.NDArray[Any]) -> Any:
         "broadcast": lambda: pccl.broadcast(given),
         "from the last": lambda: pccl.broadcast(given, world - 1),
         "reduce_scatter": lambda: pccl.reduce_scatter(given, "avg"),
+        "alltoall": lambda: pccl.alltoall(given),
         "allreduce": lambda: pccl.allreduce(given, "max"),
         "barrier": pccl.barrier,
         "admit": pccl.admit,

@@ -1,0 +1,99 @@
+"""Groups of one to three members in this process, over TCP and in shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import _core
+
+Comm = pccl.Communicator
+SIZES = [1, 1000, 300_001]
+KINDS = ["f4", "u1", "c8", "M8[s]", "bfloat16", "S3"]
+
+
+def dtype(kind: str) -> np.dtype[Any]:
+    if kind != "bfloat16":
+        return np.dtype(kind)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture(scope="module", params=["1, tcp", "2, tcp", "2, shm", "3, tcp", "3, shm"])
+def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
+    """Members of one run in this process, in rank order."""
+    members, _, transport = request.param.partition(", ")
+    size, shared = int(members), transport == "shm"
+    if shared and not _core.shares_memory():
+        pytest.skip("this build shares no memory between processes")
+    with pytest.MonkeyPatch.context() as patch, pccl.MasterNode("127.0.0.1:0") as master:
+        patch.setenv("PCCL_SHM", str(int(shared)))
+        comms = [Comm(master.address) for _ in range(size)]
+
+        def join(comm: Comm) -> None:
+            comm._join("init", min_peers=size, attempts=5, timeout=30.0, enter=False)
+            # Members of one host find each other's memory in an epoch of its own.
+            while pccl.allreduce(1, comm=comm, return_info=True)[1].epoch < 2 and shared:
+                pass
+
+        each(comms, lambda comm, _: join(comm))
+        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
+        for comm in comms:
+            comm.close()
+
+
+def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
+    """The results, or exceptions, of calls that are each made in a thread of their own."""
+    told: list[Any] = [None] * len(calls)
+
+    def make(index: int) -> None:
+        try:
+            told[index] = calls[index]()
+        except Exception as error:
+            told[index] = error
+
+    threads = [threading.Thread(target=make, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+def each(group: list[Comm], call: Callable[[Comm, int], Any]) -> list[Any]:
+    """What `call(comm, rank)` returns on each member."""
+    told = in_threads([lambda c=comm, r=rank: call(c, r) for rank, comm in enumerate(group)])
+    for result in told:
+        if isinstance(result, Exception):
+            raise result
+    return told
+
+
+def own(rank: int, count: int, kind: str = "f4") -> np.ndarray[Any, Any]:
+    """An array that is another one on each member."""
+    values = np.random.default_rng([rank, count]).integers(0, 100, count)
+    if kind.startswith("S"):
+        return values.astype("S3")
+    return values.astype(dtype(kind))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[Comm]]:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comms = [Comm(master.address) for _ in range(2)]
+        in_threads(
+            [
+                lambda c=comm: c._join("init", min_peers=2, attempts=5, timeout=30.0, enter=False)
+                for comm in comms
+            ]
+        )
+        in_threads([lambda c=comm: pccl.barrier(comm=c) for comm in comms])
+        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
+        for comm in comms:
+            comm.close()
