@@ -75,7 +75,7 @@ def test_a_checkpoint_has_the_tokens_in_flight(members: Members, form: str) -> N
         assert told == [20.0 if behind else 40.0, 40.0, 20.0 if behind else 40.0]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
 def test_rounds_that_end_by_time_count_what_each_has_seen(members: Members, mode: str) -> None:
     def train(rank: int, comm: pccl.Communicator) -> tuple[float, float]:
         options: dict[str, Any] = {"sync_every": 50, "round_seconds": 0.05, "mode": mode}

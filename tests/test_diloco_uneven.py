@@ -38,17 +38,17 @@ PACES, STEPS = (1.0, 2.0, 5.0), (8, 6, 2)
 TIMED: dict[str, Any] = {"sync_every": 8, "round_seconds": 12}
 
 
-def reference(rounds: int, steps: Sequence[int], *, ahead: bool = False) -> Model:
-    """The outer parameters after so many rounds in which members make these steps.
+def reference(rounds: Sequence[Sequence[int]], *, ahead: bool = False) -> Model:
+    """The outer parameters after these rounds, each of which has the members' numbers of steps.
 
     `ahead`: a mean is applied a round after it was measured, as in "async" with the longest
     overlap.
     """
     theta = fresh(0)
     velocity = {name: np.zeros_like(array) for name, array in theta.items()}
-    begun = [theta] * len(steps)
+    begun = [theta] * len(rounds[0])
     flying: Model | None = None
-    for _ in range(rounds):
+    for steps in rounds:
         ends = [trained(begun[own], own, count) for own, count in enumerate(steps)]
         gradients = [less(*pair) for pair in zip(begun, ends, strict=True)]
         result: Model | None = mean(gradients, [count / 8 for count in steps])
@@ -75,7 +75,7 @@ def test_each_member_makes_the_steps_that_fit_and_weighs_by_them(run: Run) -> No
     logs = go(peers, 4)
     assert [one["round"] for one in logs[0]] == [1, 2, 3, 4]
     assert [peer.expect("steps")["steps"] for peer in told_steps(peers)] == list(STEPS)
-    assert close(shown(peers), reference(4, STEPS))
+    assert close(shown(peers), reference([STEPS] * 4))
 
 
 def told_steps(peers: Peers) -> Peers:
@@ -87,14 +87,26 @@ def test_two_members_are_bit_for_bit_what_one_process_computes(run: Run) -> None
     peers = Peers(run.peers(2, member.serve))
     paced(peers, PACES[:2])
     go(peers, 4)
-    assert equal(shown(peers), reference(4, STEPS[:2]))
+    assert equal(shown(peers), reference([STEPS[:2]] * 4))
 
 
 def test_a_mean_comes_a_round_later_in_async(run: Run) -> None:
     peers = Peers(run.peers(2, member.serve))
     paced(peers, PACES[1:], mode="async")
     go(peers, 5, inner=False)
-    assert close(shown(peers), reference(5, STEPS[1:], ahead=True))
+    assert close(shown(peers), reference([STEPS[1:]] * 5, ahead=True))
+
+
+def test_fragments_take_turns_of_equal_time_in_streaming(run: Run) -> None:
+    fragments = [["a", "d"], ["b", "c", "e"]]
+    names = [[f"['{name}']" for name in fragment] for fragment in fragments]
+    peers = Peers(run.peers(3, member.serve))
+    paced(peers, mode="streaming", fragments=names, overlap=0, mixing=0.0)
+    go(peers, 4, inner=False)
+    assert [peer.expect("steps")["steps"] for peer in told_steps(peers)] == list(STEPS)
+    # The second fragment's first turn comes in the middle of the first round.
+    first, second = reference([STEPS] * 4), reference([(4, 3, 1), *[STEPS] * 3])
+    assert close(shown(peers), first | {name: second[name] for name in fragments[1]})
 
 
 def test_a_member_too_slow_for_the_overlap_applies_the_mean_at_its_rounds_end(run: Run) -> None:
@@ -107,7 +119,7 @@ def test_a_member_too_slow_for_the_overlap_applies_the_mean_at_its_rounds_end(ru
     assert all(peer.expect("same")["same"] for peer in peers)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
 def test_newcomers_and_losses_with_rounds_of_uneven_steps(run: Run, mode: str) -> None:
     inner = mode == "sync"
     peers = Peers(run.peers(2, member.serve))
@@ -134,6 +146,8 @@ def test_newcomers_and_losses_with_rounds_of_uneven_steps(run: Run, mode: str) -
         {"mode": "async", "overlap": 6},
         {"compression": "sparse"},
         {"mode": "async", "background_join": True},
+        data.TURNS,
+        {**data.TURNS, "background_join": True},
     ],
 )
 def test_each_example_is_learned_from_once(run: Run, mode: dict[str, Any]) -> None:
@@ -148,7 +162,8 @@ def test_each_example_is_learned_from_once(run: Run, mode: dict[str, Any]) -> No
     late = run.peer(partial(counts, 3, pace=4.0))
     late.expect("in", 60)
     ends = [peer.expect("done", 60) for peer in (*peers[:2], late)]
-    assert [end["steps"] for end in ends] == [6, 3, 1]
+    # At least one in each turn of a fragment.
+    assert [end["steps"] for end in ends] == [6, 3, 2 if "fragments" in mode else 1]
     assert len({end["committed"] for end in ends}) == 1
     assert all(end["due"] == ends[0]["due"] for end in ends)
     if "compression" not in mode:  # what codes leave out is each member's own
@@ -189,8 +204,6 @@ def test_what_makes_no_sense_is_refused() -> None:
     for seconds in wrong:
         with pytest.raises(pccl.InvalidArgument, match="positive number of seconds"):
             diloco.DiLoCo(model, sync_every=4, round_seconds=seconds, join=False)
-    with pytest.raises(pccl.InvalidArgument, match='the modes "sync" and "async"'):
-        diloco.DiLoCo(model, sync_every=4, round_seconds=5, mode="streaming", join=False)
 
 
 def test_a_rank_of_a_replica_is_refused(run: Run) -> None:

@@ -70,8 +70,8 @@ class DiLoCo(Joining):
         round_seconds: A round's time, for machines of different speed: each member makes as many
             inner steps as fit, at least one, and at most `sync_every`. Members weigh by their steps
             or tokens. Stop training only where `step` has returned True: other places are not the
-            same on all members. Not in "streaming", and not for a rank of a replica. Default: a
-            round ends after `sync_every` steps only.
+            same on all members. In "streaming" every fragment has the same part of this time. Not
+            for a rank of a replica. Default: a round ends after `sync_every` steps only.
         quorum: Share of the members, above 0.5, that does not wait long for the others. Once so
             many have entered a call, at the end of a round say, the others have `grace_seconds`.
             Then the master puts them out, and they come back by `rejoin`, which this needs; take
@@ -178,7 +178,7 @@ class DiLoCo(Joining):
         if plan.sparse is not None:
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self.round_steps = 0
-        self._clock = RoundClock(plan.round_seconds)
+        self._clock = RoundClock(plan.round_seconds, len(plan.fragments))
         self._given: Mapping[int, Contribution] = {}  # in the present call of `_advance`
         self._late: Late | None = None
         self._keeps_learning = (
@@ -531,14 +531,16 @@ class DiLoCo(Joining):
         return 0 if self._plan.round_seconds is None else self._plan.sync_every
 
     def _count_in_time(self) -> None:
-        """Goes to the round's end, if that is due."""
+        """Goes to where the next reduction begins, if the time for that has come."""
         if self._data is not None:
             self._data.hold()
         wait = getattr(self._inner, "wait", None)
         if wait is not None:
             wait()
         if self._clock.step():
-            self._steps += -self._steps % self._plan.sync_every
+            self._steps = self._plan.next_leaving(self._steps)
+        if self._plan.leaving(self._steps):
+            self._clock.next_turn()
 
     def _advance(self) -> None:
         leaving = self._plan.leaving(self._steps)
@@ -680,7 +682,7 @@ class DiLoCo(Joining):
         named = dict(zip(self._names_of(fragment), gradients, strict=True))
         due = self._steps + self._plan.overlap
         taken = None
-        if self._data is not None and self._plan.round_seconds is not None:
+        if fragment == 0 and self._data is not None and self._plan.round_seconds is not None:
             # Before the reduction, and not beside it: a member that is lost between the two must
             # not be in the mean with a number that the others do not know.
             taken = self._taken_by_all(self._data.taken if weight > 0 else 0)

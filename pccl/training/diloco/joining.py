@@ -391,7 +391,7 @@ class Joining(Reductions):
         # Members wait where a reduction is due, too, and may have to begin it again there.
         due = {flight.due for flight in self._flying.values()}
         while step % every and step not in due:
-            if self._plan.round_seconds is None and self._plan.leaving(step):
+            if self._plan.leaving(step):
                 break
             step += 1
         return step

@@ -202,7 +202,7 @@ class Plan:
         return cls(
             mode,
             every,
-            _round_seconds(options.round_seconds, mode),
+            _round_seconds(options.round_seconds),
             *_quorum(options),
             fragments,
             _overlap(mode, options.overlap, every),
@@ -219,6 +219,10 @@ class Plan:
         every, count = self.sync_every, len(self.fragments)
         return [p for p in range(count) if (step - p * every // count) % every == 0]
 
+    def next_leaving(self, step: int) -> int:
+        """The first inner step from `step` on after which a reduction begins."""
+        return next(at for at in range(step, step + self.sync_every) if self.leaving(at))
+
     def __str__(self) -> str:
         """The settings that all members must have in common, compared as text."""
         how = " exactly" if self.quantize is None else quantization.words(self.quantize)
@@ -234,11 +238,9 @@ class Plan:
         )
 
 
-def _round_seconds(given: float | None, mode: str) -> float | None:
+def _round_seconds(given: float | None) -> float | None:
     if given is None:
         return None
-    if mode == "streaming":
-        raise refused('round_seconds belongs to the modes "sync" and "async": fragments take turns')
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
         raise refused(f"round_seconds is a positive number of seconds, not {given!r}")
     return float(given)

@@ -1,4 +1,4 @@
-"""The end of rounds that end by their time."""
+"""The end of rounds that end by their time, or of the turns that fragments take in them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ now = time.monotonic
 
 
 class RoundClock:
-    """Tells when a round is over: with the step that ends nearest to its time.
+    """Tells when a round, or a turn in it, is over: with the step that ends nearest to its time.
 
     The time of a step is the shortest of this round and the one before. Others may have had to
     compile, or the program has done something else between two steps.
 
     Args:
         seconds: The length of a round; None: a round never ends by its time.
+        turns: Turns of equal length in a round.
     """
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, turns: int = 1) -> None:
         self._seconds = seconds
+        self._turns = turns
         self._before = self._shortest = math.inf
         self.begin()
 
     def begin(self) -> None:
         """A round begins now."""
         self._began = self._latest = now()
+        self._over = 0  # turns
         self._before, self._shortest = self._shortest, math.inf
 
+    def next_turn(self) -> None:
+        """A turn is over, by its time or by its number of steps."""
+        self._over += 1
+
     def step(self) -> bool:
-        """Counts a step that is over now. Returns whether the round is over."""
+        """Counts a step that is over now. Returns whether the turn is over."""
         if self._seconds is None:
             return False
         latest, self._latest = self._latest, now()
         self._shortest = min(self._shortest, self._latest - latest)
         another = min(self._shortest, self._before)
-        return self._latest - self._began + another / 2 >= self._seconds
+        end = self._seconds * (self._over + 1) / self._turns
+        return self._latest - self._began + another / 2 >= end
