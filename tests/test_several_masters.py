@@ -93,8 +93,8 @@ def test_calls_in_memory_need_no_master() -> None:
         for one in run.masters:
             one.signal(signal.SIGSTOP)
         for peer in peers:
-            peer.tell(300)
-        finish(peers, 3)  # while no master can answer
+            peer.tell(30)
+        finish(peers, 3)  # while no master can answer, and before members give them up
         for one in run.masters[1:]:
             one.signal(signal.SIGCONT)
         for peer in peers:

@@ -79,6 +79,11 @@ def wrong_collectives(comm: pccl.Communicator, count: int) -> Iterator[str]:
         comm.reduce_scatter(gathered, own, op="sum")
         if (own != n * whole[rank]).any() or (gathered != whole).any():
             yield f"{make.__module__} reduce_scatter"
+        gathered[:] = line * n * n + np.arange(n)[:, None] * n + rank  # a part for each rank
+        received = make((n, count), np.int64)
+        comm.all_to_all(gathered, received)
+        if (received != line * n * n + rank * n + np.arange(n)[:, None]).any():
+            yield f"{make.__module__} all_to_all"
         for root in (0, n - 1):
             own[:] = whole[rank]
             into = make(count, np.int64)
@@ -136,6 +141,15 @@ def wrong_trees(arrays: int) -> Iterator[str]:
     largest = {name: np.max([each[name] for each in members], axis=0) for name in own}
     if not same(parts, {name: np.split(array, n)[rank] for name, array in largest.items()}):
         yield "reduce_scatter"
+    own = tree(rank)
+    exchanged = pccl.alltoall(own)
+    for array in own.values():
+        array.fill(1)
+    mine = {
+        name: np.concatenate([np.split(each[name], n)[rank] for each in members]) for name in own
+    }
+    if not same(exchanged, mine):
+        yield "alltoall"
 
 
 def collect_as_told() -> None:
