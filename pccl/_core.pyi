@@ -225,11 +225,12 @@ class Communicator:
         `tag=None` matches by order. `level=1` raises TooFewPeers alone; `level=2` waits to be
         admitted first (a newcomer's first collective call; up to `timeout`) and works alone.
         `kind`: 0 all-reduce; 1 reduce-scatter: send has `parts` times the elements of recv; 2 all-gather: recv
-        has `parts` times those of send; 3 broadcast from rank `root`. Ranks and `parts` are those of
-        `membership()`. With `parts` other than 0 or the number of members it fails as PeerLost does.
+        has `parts` times those of send; 3 broadcast from rank `root`; 4 all-to-all: both have `parts` parts.
+        Ranks and `parts` are those of `membership()`. With `parts` other than 0 or the number of members it
+        fails as PeerLost does.
         `rerun`: run again among the survivors when a member is lost. A broadcast fails all the same when its
-        root is lost, and a reduce-scatter at any loss; an all-gather's results, of fewer members, take the
-        first part of recv. `structure`: hash input for what must be
+        root is lost, and a reduce-scatter or all-to-all at any loss; an all-gather's results, of fewer
+        members, take the first part of recv. `structure`: hash input for what must be
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
         `quantize`: how floating-point arrays travel, `pccl.quantize.Codes`. `residuals`: by array, its error
         feedback: flat writable bytes, a float32 (of float64: float64) for each element; or None.

@@ -167,8 +167,8 @@ def reduce_scatter(
         `out` if it was given; else the same structure and kinds of arrays as `tree`.
 
     Raises:
-        PeerLost: A member was lost, or interrupted in this call. Inputs are as before; `out` may
-            have been written to.
+        PeerLost: A member was lost, or interrupted in this call. Inputs are as before, also where
+            `out` is a part of them; other arrays of `out` may have been written to.
         InvalidArgument: An array cannot be reduced, written or divided.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
@@ -201,7 +201,7 @@ def alltoall(
             the same structure, shapes and dtypes on all members. The length of each first axis
             must divide by the number of members.
         out: Writable arrays of the same structure, shapes and dtypes to write to; may be `tree`
-            itself, which is copied first. Default: new arrays.
+            itself. Default: new arrays.
         tag: As in `allreduce`.
         timeout: As in `allreduce`.
         comm: Default: the process's communicator.
@@ -210,8 +210,8 @@ def alltoall(
         `out` if it was given; else the same structure, shapes and kinds of arrays as `tree`.
 
     Raises:
-        PeerLost: A member was lost, or interrupted in this call. Inputs are as before; `out` may
-            have been written to.
+        PeerLost: A member was lost, or interrupted in this call. Inputs are as before, also where
+            `out` is one of them; other arrays of `out` may have been written to.
         InvalidArgument: An array cannot be sent, written or divided.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """

@@ -119,7 +119,7 @@ def start_allgather(request: Request, *, wait: bool = False) -> Work[Any]:
     parts = _members(request)
     targets = _targets(request, shared, parts)
     received = _bytes_for(shared, targets, parts)
-    staging = Staging(_bytes_of(shared), received)
+    staging = Staging(_bytes_of(shared), received, gathers=True)
     operation = _start(
         request,
         Kind.ALL_GATHER,
@@ -361,7 +361,7 @@ def gather_into(request: Request) -> ReduceInfo:
         have = trees.describe([Entry("recv", target.kind, target.shape)])
         want = trees.describe([Entry("send", source.kind, source.shape)])
         request.refuse(f"{have} does not hold {want} of each of {parts} members")
-    staging = Staging(_bytes_of([source]), [target.data])
+    staging = Staging(_bytes_of([source]), [target.data], gathers=True)
     info = _run(request, Kind.ALL_GATHER, staging, _entries([""], [source]), parts=parts)
     _filled(request, [_Target(request.out, target)], [target.data])
     return info

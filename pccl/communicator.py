@@ -390,7 +390,8 @@ class Communicator(Peer):
             send: NumPy array or torch tensor of numbers, any shape. Unchanged, unless `recv`
                 is a part of it.
             recv: C-contiguous array of the same kind and dtype; `send` has as many times its
-                elements as there are members. After a failure it may have been written to.
+                elements as there are members. After a failure it may have been written to, unless
+                it is a part of `send`.
             op: How elements are combined.
             tag: As in `all_reduce`.
             timeout: Seconds for the whole call. None waits as long as members make progress.
@@ -413,7 +414,7 @@ class Communicator(Peer):
             send: NumPy array or torch tensor of any dtype without Python objects, the same shape
                 and dtype on all members: an equal number of elements for each member, by rank.
             recv: C-contiguous array of the same kind, dtype and number of elements, in any shape.
-                After a failure it may have been written to. May be `send`, which is copied first.
+                After a failure it may have been written to, unless it is `send`.
             tag: As in `all_reduce`.
             timeout: Seconds for the whole call. None waits as long as members make progress.
 

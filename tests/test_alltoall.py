@@ -79,6 +79,24 @@ def test_trees_and_frameworks_keep_their_kinds(group: list[Comm]) -> None:
         )
 
 
+def test_many_arrays_share_segments(group: list[Comm]) -> None:
+    world = len(group)
+    counts = [1 + 37 * (index % 11) for index in range(200)]
+
+    def call(comm: Comm, rank: int) -> None:
+        tree = {f"{i}": sent(rank, world, count, KINDS[i % 3]) for i, count in enumerate(counts)}
+        for _ in range(2):  # into new arrays, then over the inputs
+            made = pccl.alltoall(tree, comm=comm)
+            for i, count in enumerate(counts):
+                np.testing.assert_array_equal(
+                    made[f"{i}"], wanted(rank, world, count, KINDS[i % 3])
+                )
+        assert pccl.alltoall(tree, out=tree, comm=comm) is tree
+        assert all((tree[name] == made[name]).all() for name in tree)
+
+    each(group, call)
+
+
 def test_many_in_flight_meet_by_tag(group: list[Comm]) -> None:
     world = len(group)
 

@@ -80,7 +80,7 @@ def test_a_sync_writes_the_local_shards_of_dtensors(
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
     with pytest.raises(pccl.InvalidArgument, match=r"state\['w'\]: .*partial"):
         pccl.sync({"w": partial}, comm=pair[0])
-    for refused in (pccl.broadcast, pccl.allgather, pccl.reduce_scatter):
+    for refused in (pccl.broadcast, pccl.allgather, pccl.reduce_scatter, pccl.alltoall):
         with pytest.raises(pccl.NotSupported, match="spread over"):
             refused(states[0]["w"], comm=pair[0])
     with pytest.raises(pccl.NotSupported, match="out is spread over"):

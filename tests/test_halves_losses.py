@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("transport")
         ("later", 0, {"event": "done", "values": [2.0, 3.0], "shape": [2, 200_000]}),
         ("into", 2, {"event": "lost"}),
         ("scatter", 0, {"event": "lost"}),
+        ("scatter into the input", 2, {"event": "lost"}),
         ("exchange", 1, {"event": "lost"}),
+        ("exchange in place", 2, {"event": "lost"}),
     ],
 )
 @pytest.mark.env(PCCL_MIN_PEERS="3")

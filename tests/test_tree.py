@@ -228,6 +228,24 @@ def test_an_output_that_overlaps_its_input_in_part_gets_the_right_values():
     np.testing.assert_array_equal(memory[2:], 2 * np.arange(8.0))
 
 
+@pytest.mark.parametrize(
+    ("first", "count", "how"),
+    [(2, 8, {}), (0, 10, {"in_place": False}), (3, 2, {}), (0, 4, {"gathers": True})],
+)
+def test_an_input_is_not_written_before_the_end(first, count, how):
+    memory = np.arange(10.0)
+    given = memory[: count if how else 8]
+    out = memory if "gathers" in how else memory[first : first + count]
+    staging = Staging([_arrays.read(given, "f", "tree").buffers[0]], [out], **how)
+    ((send, recv, _),) = staging.arrays
+    assert not np.shares_memory(send, recv)
+    # An all-gather writes an input's own elements, to where they are.
+    assert np.shares_memory(recv, memory) == ("gathers" in how)
+    recv.view(np.float64)[...] = 1
+    staging.finish()
+    assert (out == 1).all()
+
+
 def test_outputs_that_are_other_leaves_inputs_get_the_right_values():
     a, b = np.arange(4.0), np.arange(4.0) + 10
     reduce_twice([a, b], [b, a])

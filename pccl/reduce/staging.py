@@ -31,10 +31,14 @@ def _claim(taken: list[tuple[int, int]], begin: int, end: int) -> bool:
 class Staging:
     """The memory that the engine reads and writes for one operation.
 
-    The engine gets the caller's own memory wherever that is safe. A private copy replaces an array
-    that is not C-contiguous, an input that overlaps an output other than exactly (exactly is in
-    place, which the engine does unless `in_place` is False), and an output that overlaps another
-    one.
+    The engine gets the caller's own memory wherever that is safe. Private memory replaces an array
+    that is not C-contiguous, an output that overlaps another one, and an output that overlaps an
+    input. So inputs are as before if the operation fails.
+
+    Args:
+        in_place: Whether an output may be its input exactly, which the engine knows.
+        gathers: An input may be a part of its output, where its elements stay. It is copied, which
+            takes less memory.
 
     Attributes:
         arrays: (send, recv, dtype code) for the engine.
@@ -47,39 +51,43 @@ class Staging:
         recvs: Sequence[Array] | None = None,
         *,
         in_place: bool = True,
+        gathers: bool = False,
     ) -> None:
         self.results: list[Array] = []
         self._copy_back: list[tuple[Array, Array]] = []  # (the caller's array, private result)
         flat_sends = [flat_bytes(array) for array, _ in sends]
         if recvs is None:
             self.results = [result_pool.empty(array.shape, array.dtype) for array, _ in sends]
-            flat_recvs = [flat_bytes(result) for result in self.results]
         else:
-            flat_recvs = self._place(recvs)
-            self._separate(flat_sends, flat_recvs, in_place)
+            self._place(recvs)
+            for send, recv in self._overlaps(flat_sends, in_place):
+                if gathers:
+                    flat_sends[send] = flat_sends[send].copy()
+                elif self.results[recv] is recvs[recv]:
+                    self.results[recv] = self._private(recvs[recv])
         self.arrays = [
-            (send, recv, int(buffer.dtype))
-            for send, recv, buffer in zip(flat_sends, flat_recvs, sends, strict=True)
+            (send, flat_bytes(result), int(buffer.dtype))
+            for send, result, buffer in zip(flat_sends, self.results, sends, strict=True)
         ]
 
-    def _place(self, recvs: Sequence[Array]) -> list[Array]:
-        """The outputs' bytes, disjoint: the caller's memory or private memory."""
-        flat_recvs = []
+    def _place(self, recvs: Sequence[Array]) -> None:
+        """Makes the outputs disjoint: the caller's memory or private memory."""
         taken: list[tuple[int, int]] = []
         for array in recvs:
-            result = array
-            if not (array.flags.c_contiguous and _claim(taken, *_span(flat_bytes(array)))):
-                result = np.empty(array.shape, array.dtype)
-                self._copy_back.append((array, result))
-            self.results.append(result)
-            flat_recvs.append(flat_bytes(result))
-        return flat_recvs
+            usable = array.flags.c_contiguous and _claim(taken, *_span(flat_bytes(array)))
+            self.results.append(array if usable else self._private(array))
 
-    @staticmethod
-    def _separate(flat_sends: list[Array], flat_recvs: Sequence[Array], in_place: bool) -> None:
-        """Copies each input that an output would overwrite, except in place, if that is allowed."""
+    def _private(self, array: Array) -> Array:
+        result = np.empty(array.shape, array.dtype)
+        self._copy_back.append((array, result))
+        return result
+
+    def _overlaps(self, flat_sends: Sequence[Array], in_place: bool) -> list[tuple[int, int]]:
+        """Inputs and outputs that overlap, by index, but for those that may be in place."""
+        flat_recvs = [flat_bytes(result) for result in self.results]
         spans = sorted((*_span(recv), index) for index, recv in enumerate(flat_recvs) if recv.size)
         begins = [begin for begin, _, _ in spans]
+        found = []
         for index, send in enumerate(flat_sends):
             begin, end = _span(send)
             # Outputs are disjoint, so those that overlap [begin, end) are neighbours in `spans`.
@@ -87,9 +95,9 @@ class Staging:
             while at < len(spans) and spans[at][0] < end:
                 exact = in_place and spans[at] == (begin, end, index)
                 if spans[at][1] > begin and not exact:
-                    flat_sends[index] = send.copy()
-                    break
+                    found.append((index, spans[at][2]))
                 at += 1
+        return found
 
     def finish(self) -> None:
         """After the commit: fills the caller's arrays that the engine could not write itself."""

@@ -98,6 +98,7 @@ def results_at_once(comms: list[Comm]) -> None:
             pccl.broadcast(root, root=1, comm=comm) + 1,
             received * 1,
             pccl.reduce_scatter(late(rank + 1.0), comm=comm).repeat(2),
+            pccl.alltoall(late(rank + 1.0), comm=comm).reshape(2, -1).sum(0).repeat(2),
         )
 
     for results in on_this_stream(comms, call):

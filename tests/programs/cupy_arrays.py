@@ -134,13 +134,16 @@ def others(comms: list[pccl.Communicator]) -> None:
             pccl.broadcast(x, root=1, comm=comm),
             pccl.reduce_scatter(x, comm=comm),
             pccl.allreduce_async(x, "avg", comm=comm).wait(),
+            pccl.alltoall(x, comm=comm),
         )
 
     x = np.arange(100, dtype=np.float32)
-    for rank, (gathered, sent, part, mean) in enumerate(both(comms, call)):
+    for rank, (gathered, sent, part, mean, exchanged) in enumerate(both(comms, call)):
         same(gathered, [x, x + 1])
         same(sent, x + 1)
-        same(part, (2 * x + 1)[50 * rank : 50 * rank + 50])
+        own = slice(50 * rank, 50 * rank + 50)
+        same(part, (2 * x + 1)[own])
+        same(exchanged, np.concatenate([x[own], (x + 1)[own]]))
         same(mean, x + np.float32(0.5))
 
 

@@ -27,7 +27,9 @@ def call_among_losses() -> None:
             break
         x = np.full(200_000, pccl.rank() + 1.0)
         order, says = told
-        sent = np.tile(x, (pccl.world_size(), 1)) if order in ("scatter", "exchange") else x
+        sent = (
+            np.tile(x, (pccl.world_size(), 1)) if order.startswith(("scatter", "exchange")) else x
+        )
         before = sent.copy()
         if says:
             say_when_calling(comm)
@@ -45,6 +47,11 @@ def call_among_losses() -> None:
                 made = pccl.allgather(x, out=np.zeros((pccl.world_size(), x.size)))
             elif order == "exchange":
                 made = pccl.alltoall(sent)
+            elif order == "exchange in place":
+                made = pccl.alltoall(sent, out=sent)
+            elif order == "scatter into the input":
+                rank = pccl.rank()
+                made = pccl.reduce_scatter(sent, out=sent[rank : rank + 1])
             else:
                 made = pccl.reduce_scatter(sent)
             say(event="done", values=np.unique(made).tolist(), shape=list(made.shape))

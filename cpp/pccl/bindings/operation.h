@@ -85,7 +85,7 @@ using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
     const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
     nb::handle tag, Seconds timeout);
 
-// A broadcast, all-gather or reduce-scatter of one array; no tree. Level 1: `out` is given, in any
+// A collective other than an all-reduce, of one array; no tree. Level 1: `out` is given, in any
 // shape. `root`, `op`: where the kind has one.
 [[nodiscard]] std::optional<std::pair<nb::object, Info>> collect(
     const std::shared_ptr<CommunicatorHandle>& comm, int kind, int level, nb::handle array,

@@ -542,7 +542,7 @@ void Executor::post_receives(Operation& operation) {
     for (const Source& source : flow.sources) {
       contributors.insert(source.rank);
       staged[source.rank] = staged[source.rank] || (flow.sources.size() > 1 && source.windowed &&
-                                                    !is_part(operation, flow, source));
+                                                    !in_result(operation, segment, source));
     }
     if (results_first(operation) && flow.final_from != kNobody)
       contributors.insert(flow.final_from);

@@ -247,11 +247,11 @@ class Executor {
   [[nodiscard]] static bool results_first(const Operation& operation) {
     return passes_inputs(operation.spec.what.kind);
   }
-  // Whether a contribution is a part of the result, to which it is received. Only an all-to-all has
-  // such ones.
-  [[nodiscard]] static bool is_part(const Operation& operation, const ChunkFlow& flow,
-                                    const Source& source) {
-    return operation.spec.what.kind == Kind::all_to_all && flow.owner() && !source.accumulated;
+  // Whether a contribution is received in result memory. Only those of an all-to-all are.
+  [[nodiscard]] static bool in_result(const Operation& operation, const Segment& segment,
+                                      const Source& source) {
+    return operation.spec.what.kind == Kind::all_to_all && !source.accumulated &&
+           operation.schedule.chunks[segment.chunk].owner() && segment.piece_count <= kMaxPieces;
   }
   [[nodiscard]] static bool sendable(const Operation& operation, const Outlet& outlet);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);

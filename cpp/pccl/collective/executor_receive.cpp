@@ -126,7 +126,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
   }
   hear(*operation, flow.sources[source].rank);
   placement.kind = link::Placement::Kind::store;
-  if (is_part(*operation, flow, flow.sources[source]) && segment.piece_count <= kMaxPieces) {
+  if (in_result(*operation, segment, flow.sources[source])) {
     result_memory(*operation, segment, flow.sources[source].rank, placement);
     return placement;
   }

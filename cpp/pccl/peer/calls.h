@@ -73,8 +73,8 @@ struct OperationRequest {
   // tag (explicit API: with tag 0, the default).
   bool any_thread = false;
   // Run again when a member is lost, instead of failing. A broadcast still fails when its root is
-  // lost, and a reduce-scatter at any loss. An all-gather that runs again has the results of fewer
-  // members, which take the first part of its arrays.
+  // lost, and a reduce-scatter or all-to-all at any loss. An all-gather that runs again has the
+  // results of fewer members, which take the first part of its arrays.
   bool rerun = false;
   bool alone_is_error = false;  // explicit API: too_few_peers in a world of one
   std::uint64_t structure = 0;  // hash of all else that must agree: key paths, shapes

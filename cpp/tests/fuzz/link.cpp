@@ -1,5 +1,5 @@
 // The links of one peer: connections that send anything, before and after the handshake, during an
-// all-reduce or a sync. The other end is a member of the run.
+// operation or a sync. The other end is a member of the run.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -19,8 +19,8 @@ constexpr std::size_t kMostBytes = 8 << 20;  // given to one run
 
 class World {
  public:
-  // Ranks 0 (this peer), 1 and 2, which joined later and dial it. `sync`: a sync, otherwise an
-  // all-reduce.
+  // Ranks 0 (this peer), 1 and 2, which joined later and dial it. `sync`: a sync, otherwise
+  // another operation.
   World(bool sync, std::uint8_t op) : engine_(options(), std::make_shared<BufferPool>(1 << 20)) {
     engine_.start(now_);
     (void)engine_.take_actions();
@@ -39,7 +39,12 @@ class World {
     } else {
       peer::OperationRequest request;
       request.arrays = {{sums_.data(), sums_.data(), kElements, DataType::float32}};
-      request.kind = op % 4 == 3 ? collective::Kind::broadcast : collective::Kind::all_reduce;
+      if (op % 4 == 1) {
+        request.kind = collective::Kind::all_to_all;
+        request.arrays = {{parts_.data(), received_.data(), kElements, DataType::float32}};
+        request.parts = 3;
+      }
+      if (op % 4 == 3) request.kind = collective::Kind::broadcast;
       request.root = 1;
       request.rerun = true;
       if (op % 4 == 2) request.quantization = {.code = reduce::CodeType::bits8, .block = 64};
@@ -53,7 +58,9 @@ class World {
     engine_.leave("over", now_);
     (void)engine_.take_actions();
     // There was no commit, so the input must be unchanged.
-    must(std::all_of(sums_.begin(), sums_.end(), [](float x) { return x == 1.0F; }), "inputs stay");
+    for (const std::vector<float>* input : {&sums_, &parts_})
+      must(std::all_of(input->begin(), input->end(), [](float x) { return x == 1.0F; }),
+           "inputs stay");
     must(std::all_of(weights_.begin(), weights_.end(), [](std::uint8_t x) { return x == 5; }),
          "the state stays");
   }
@@ -277,6 +284,8 @@ class World {
   std::uint32_t signature_ = 0;
   std::size_t fed_ = 0;
   std::vector<float> sums_ = std::vector<float>(kElements, 1.0F);
+  std::vector<float> parts_ = std::vector<float>(3 * kElements, 1.0F);
+  std::vector<float> received_ = std::vector<float>(3 * kElements);
   wire::Bytes weights_ = wire::Bytes(3000, 5);
   peer::CallPtr operation_;
 };
