@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from pccl import _settings
@@ -28,6 +29,26 @@ class _Gather(TypedDict, total=False):
     tag: int | None
     timeout: float | None
     comm: Communicator | None
+
+
+def _collect(
+    func: str,
+    kind: general.Kind,
+    run: Callable[[request.Request], Any],
+    tree: Any,
+    out: Any,
+    tag: int | None,
+    timeout: float | None,
+    comm: Communicator | None,
+    **how: Any,
+) -> Any:
+    """The result of one native call if the engine takes the arrays as they are, else of `run`."""
+    limit = _settings.seconds(timeout, func)
+    used = _use(comm, func)
+    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, **how)
+    if plain is not None:
+        return plain[0]
+    return run(request.make(func, used, tree, out=out, tag=tag, timeout=timeout, **how))
 
 
 def broadcast(
@@ -62,15 +83,8 @@ def broadcast(
         InvalidArgument: There is no such rank, or an array cannot be sent or written.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
-    func = "broadcast"
-    limit = _settings.seconds(timeout, func)
-    used = _use(comm, func)
-    kind = general.Kind.BROADCAST
-    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, root=root)
-    if plain is not None:
-        return plain[0]
-    made = request.make(func, used, tree, root=root, out=out, tag=tag, timeout=timeout)
-    return general.broadcast(made)
+    kind, run = general.Kind.BROADCAST, general.broadcast
+    return _collect("broadcast", kind, run, tree, out, tag, timeout, comm, root=root)
 
 
 @overload
@@ -172,15 +186,8 @@ def reduce_scatter(
         InvalidArgument: An array cannot be reduced, written or divided.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
-    func = "reduce_scatter"
-    limit = _settings.seconds(timeout, func)
-    used = _use(comm, func)
-    kind = general.Kind.REDUCE_SCATTER
-    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, op=op)
-    if plain is not None:
-        return plain[0]
-    made = request.make(func, used, tree, op, out=out, tag=tag, timeout=timeout)
-    return general.reduce_scatter(made)
+    kind, run = general.Kind.REDUCE_SCATTER, general.reduce_scatter
+    return _collect("reduce_scatter", kind, run, tree, out, tag, timeout, comm, op=op)
 
 
 def alltoall(
@@ -215,12 +222,5 @@ def alltoall(
         InvalidArgument: An array cannot be sent, written or divided.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
-    func = "alltoall"
-    limit = _settings.seconds(timeout, func)
-    used = _use(comm, func)
-    kind = general.Kind.ALL_TO_ALL
-    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit)
-    if plain is not None:
-        return plain[0]
-    made = request.make(func, used, tree, out=out, tag=tag, timeout=timeout)
-    return general.alltoall(made)
+    kind, run = general.Kind.ALL_TO_ALL, general.alltoall
+    return _collect("alltoall", kind, run, tree, out, tag, timeout, comm)

@@ -20,7 +20,7 @@ def wanted(rank: int, world: int, count: int, kind: str = "f4") -> np.ndarray[An
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["f4", "bfloat16", "S3"])
 def test_each_gets_its_part_of_all(group: list[Comm], kind: str, count: int) -> None:
     world = len(group)
 
