@@ -74,7 +74,7 @@ def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
     adapter = frameworks.any_adapter(leaf)
     if adapter is None:
         sentence = f"a {_type_name(leaf)} is neither an array nor a number"
-        raise InvalidArgument.because("", sentence)
+        raise InvalidArgument.because("", sentence + _cure(leaf))
     buffers = adapter.to_buffers(leaf, writable=False)
 
     def restore(results: Sequence[Array]) -> object:
@@ -220,10 +220,15 @@ def share(leaf: object) -> Shared:
         sentence = (
             f"a {_type_name(leaf)} is no array, number, string or None, and has no state_dict"
         )
-        raise InvalidArgument.because("", sentence)
+        raise InvalidArgument.because("", sentence + _cure(leaf))
     if not hasattr(adapter, "share"):
         raise NotSupported.because("", f"the adapter of {type(leaf).__name__} cannot share arrays")
     return adapter.share(leaf)
+
+
+def _cure(leaf: object) -> str:
+    """For what becomes an array only by a copy, as variables of TensorFlow do."""
+    return "; pass numpy.asarray of it" if hasattr(type(leaf), "__array__") else ""
 
 
 def place_of(array: Array, *, written: bool) -> Place:

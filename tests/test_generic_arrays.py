@@ -309,3 +309,17 @@ def test_array_api_strict_keeps_to_the_standard_and_gets_its_kind_back(
 
     wanted = np.arange(6.0).reshape(2, 3)
     assert each(pair, call) == [((wanted * 3).tolist(), (wanted * 1.5).tolist())] * 2
+
+
+class Variable:
+    """Becomes an array only by a copy, as TensorFlow's variables do."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.ones(3)
+
+
+def test_what_becomes_an_array_by_a_copy_is_told_how(pair: list[pccl.Communicator]) -> None:
+    calls = (pccl.allreduce, pccl.broadcast, pccl.allgather, pccl.reduce_scatter, pccl.alltoall)
+    for call in (*calls, pccl.sync):
+        with pytest.raises(pccl.InvalidArgument, match=r"pass numpy\.asarray of it"):
+            call({"w": Variable()}, comm=pair[0])
