@@ -239,6 +239,12 @@ def test_a_level_of_the_log_that_does_not_exist_is_refused() -> None:
     assert 'PCCL_LOG_LEVEL="foo" is not TRACE, DEBUG, INFO, WARN' in done.stderr
 
 
+@pytest.mark.parametrize("level", ["ERR", "error", "Critical", "NONE", "warning"])
+def test_names_of_pythons_levels_are_understood(level: str) -> None:
+    done = finished(news.run_two_masters, PCCL_LOG_LEVEL=level, PCCL_MINPEERS="2")
+    assert ("PCCL_MINPEERS" in done.stderr) == (level == "warning")
+
+
 def test_a_number_is_no_address_to_listen_at() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pccl", "master", "--listen", "5"],

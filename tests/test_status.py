@@ -368,3 +368,13 @@ def test_the_status_says_how_each_of_several_masters_answers(
     monkeypatch.setenv("PCCL_MASTER", "192.0.2.2:1,")
     assert cli.main(["status"]) == 2
     assert "PCCL_MASTER has an empty address" in capsys.readouterr().err
+
+
+def test_an_error_that_nobody_expects_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(address: str, secret: object) -> dict[str, Any]:
+        raise MemoryError(address)
+
+    monkeypatch.setattr(_core, "ask_status", fail)
+    for addresses in ("a:1", "a:1,b:1"):
+        with pytest.raises(MemoryError, match="[ab]:1"):
+            ask_any(addresses)

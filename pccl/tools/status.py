@@ -482,12 +482,12 @@ def _hear(
     addresses: list[str], others: float, secret: _core.Secret | None
 ) -> dict[int, dict[str, Any] | PCCLError]:
     """The answers that come in time, by the index of the address."""
-    answers: queue.SimpleQueue[tuple[int, dict[str, Any] | PCCLError]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, dict[str, Any] | Exception]] = queue.SimpleQueue()
 
     def ask_one(index: int) -> None:
         try:
             answers.put((index, _core.ask_status(addresses[index], secret)))
-        except PCCLError as error:
+        except Exception as error:
             answers.put((index, error))
 
     for index in range(len(addresses)):  # at once: one that is frozen must not delay the others
@@ -500,6 +500,8 @@ def _hear(
             index, answer = answers.get(timeout=left)
         except queue.Empty:
             break
+        if isinstance(answer, Exception) and not isinstance(answer, PCCLError):
+            raise answer
         heard[index] = answer
         if not isinstance(answer, PCCLError) and _serves(answer):
             until = until or time.monotonic() + others

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <utility>
 
 namespace pccl {
 
@@ -18,6 +19,9 @@ namespace {
 
 constexpr std::array<std::string_view, 7> kNames = {"TRACE", "DEBUG", "INFO", "WARN",
                                                     "ERR",   "FATAL", "NONE"};
+// Names of Python's logging for the same levels.
+constexpr std::array<std::pair<std::string_view, LogLevel>, 3> kOtherNames = {
+    {{"WARNING", LogLevel::warn}, {"ERROR", LogLevel::err}, {"CRITICAL", LogLevel::fatal}}};
 // PIPE_BUF on Linux: longer writes to a pipe may interleave.
 constexpr std::size_t kMaxLineBytes = 4096;
 constexpr std::uint8_t kUnread = 0xff;
@@ -91,6 +95,8 @@ std::optional<LogLevel> find_log_level(std::string_view text) {
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == wanted) return static_cast<LogLevel>(i);
   }
+  for (const auto& [name, level] : kOtherNames)
+    if (name == wanted) return level;
   return std::nullopt;
 }
 

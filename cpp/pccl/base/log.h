@@ -16,7 +16,8 @@ namespace pccl {
 // `fatal` does not end the process.
 enum class LogLevel : std::uint8_t { trace = 0, debug, info, warn, err, fatal, none };
 
-// Parses the text of PCCL_LOG_LEVEL, in any case. Empty: unknown text.
+// Parses the text of PCCL_LOG_LEVEL, in any case; Python's WARNING, ERROR and CRITICAL, too. Empty:
+// unknown text.
 [[nodiscard]] std::optional<LogLevel> find_log_level(std::string_view text);
 // Like find_log_level; unknown text is `warn`, so that a misspelling hides nothing.
 [[nodiscard]] LogLevel parse_log_level(std::string_view text);
