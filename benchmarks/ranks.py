@@ -30,12 +30,8 @@ import pccl
 
 PATIENCE = 120  # seconds for joining, and for one call
 LEAVES = 200  # of a tree
-COLLECTIVES = [
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "all_to_all",
-]  # benchmarks/collectives.py
+# Of benchmarks/collectives.py.
+COLLECTIVES = ["all_gather", "reduce_scatter", "broadcast", "all_to_all"]
 PIECE = 1 << 18  # elements compared at once
 SLOT = 8  # words between two ranks' words at the start line: a cache line
 MEET_ROUGHLY = 1e-3  # seconds of trying before a rank sleeps until the others come

@@ -96,13 +96,7 @@ def broadcast(request: Request) -> Any:
     received = _bytes_for(shared, targets)
     staging = Staging(_bytes_of(shared), received)
     _run(request, Kind.BROADCAST, staging, _entries(flat.paths, shared), rerun=True, root=root)
-    if targets is not None:
-        return _filled(request, targets, received)
-    made = [
-        _restored(leaf, s, data)
-        for leaf, s, data in zip(flat.leaves, shared, received, strict=True)
-    ]
-    return flat.unflatten(made)
+    return _results(request, shared, targets, received)
 
 
 def allgather(request: Request) -> Any:
@@ -199,13 +193,7 @@ def alltoall(request: Request) -> Any:
     received = _bytes_for(shared, targets)
     staging = Staging(_bytes_of(shared), received, in_place=False)
     _run(request, Kind.ALL_TO_ALL, staging, _entries(flat.paths, shared), parts=parts)
-    if targets is not None:
-        return _filled(request, targets, received)
-    made = [
-        _restored(leaf, s, data)
-        for leaf, s, data in zip(flat.leaves, shared, received, strict=True)
-    ]
-    return flat.unflatten(made)
+    return _results(request, shared, targets, received)
 
 
 def _check_whole(leaf: object, func: str, where: str) -> None:
@@ -319,6 +307,19 @@ def _filled(request: Request, targets: Sequence[_Target], received: Sequence[Arr
         if not shared.writable:
             _arrays.adopt(shared.origin, shared.kind, shared.shape, data, leaf)
     return request.out
+
+
+def _results(
+    request: Request,
+    shared: Sequence[Shared],
+    targets: Sequence[_Target] | None,
+    received: Sequence[Array],
+) -> Any:
+    """`out`, or new arrays that are as the inputs are, with the bytes received."""
+    if targets is not None:
+        return _filled(request, targets, received)
+    leaves = zip(request.flat.leaves, shared, received, strict=True)
+    return request.flat.unflatten([_restored(leaf, s, data) for leaf, s, data in leaves])
 
 
 def _first(data: Array, count: int) -> Array:

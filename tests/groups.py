@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from members import members
 
 import pccl
 from pccl import _core
@@ -28,24 +29,21 @@ def dtype(kind: str) -> np.dtype[Any]:
 @pytest.fixture(scope="module", params=["1, tcp", "2, tcp", "2, shm", "3, tcp", "3, shm"])
 def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
     """Members of one run in this process, in rank order."""
-    members, _, transport = request.param.partition(", ")
-    size, shared = int(members), transport == "shm"
+    count, _, transport = request.param.partition(", ")
+    size, shared = int(count), transport == "shm"
     if shared and not _core.shares_memory():
         pytest.skip("this build shares no memory between processes")
-    with pytest.MonkeyPatch.context() as patch, pccl.MasterNode("127.0.0.1:0") as master:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PCCL_SHM", str(int(shared)))
-        comms = [Comm(master.address) for _ in range(size)]
+        with members(size) as comms:
 
-        def join(comm: Comm) -> None:
-            comm._join("init", min_peers=size, attempts=5, timeout=30.0, enter=False)
-            # Members of one host find each other's memory in an epoch of its own.
-            while pccl.allreduce(1, comm=comm, return_info=True)[1].epoch < 2 and shared:
-                pass
+            def settle(comm: Comm, _: int) -> None:
+                # Members of one host find each other's memory in an epoch of its own.
+                while pccl.allreduce(1, comm=comm, return_info=True)[1].epoch < 2 and shared:
+                    pass
 
-        each(comms, lambda comm, _: join(comm))
-        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
-        for comm in comms:
-            comm.close()
+            each(comms, settle)
+            yield comms
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -85,15 +83,6 @@ def own(rank: int, count: int, kind: str = "f4") -> np.ndarray[Any, Any]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[list[Comm]]:
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        comms = [Comm(master.address) for _ in range(2)]
-        in_threads(
-            [
-                lambda c=comm: c._join("init", min_peers=2, attempts=5, timeout=30.0, enter=False)
-                for comm in comms
-            ]
-        )
-        in_threads([lambda c=comm: pccl.barrier(comm=c) for comm in comms])
-        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
-        for comm in comms:
-            comm.close()
+    with members(2) as comms:
+        each(comms, lambda comm, _: pccl.barrier(comm=comm))
+        yield comms
