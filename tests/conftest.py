@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import hypothesis
 import members as local
+import overdue
 import pytest
 from clibrary import installed, library  # noqa: F401  # fixtures
 from groups import group, pair  # noqa: F401
@@ -33,6 +34,10 @@ hypothesis.settings.register_profile(
     "soak", deadline=None, database=None, print_blob=True, max_examples=20_000
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(overdue)
 
 
 @pytest.fixture

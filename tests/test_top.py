@@ -36,10 +36,11 @@ WIDTH, HEIGHT = 130, 40
 class Terminal:
     """A terminal in which a command of pccl runs."""
 
-    def __init__(self, ours: int, theirs: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, ours: int, theirs: int) -> None:
         pyte = pytest.importorskip("pyte")
         self._ours, self._theirs = ours, theirs
-        self.process = process
+        self.first_settings = self.settings()
+        self.process: subprocess.Popen[bytes]
         self.written = b""
         self._screen = pyte.Screen(WIDTH, HEIGHT)
         self._stream = pyte.ByteStream(self._screen)
@@ -90,8 +91,9 @@ def shown(*arguments: str, **env: str) -> Iterator[Terminal]:
     """`pccl` with these arguments on a terminal of its own."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", HEIGHT, WIDTH, 0, 0))
+    terminal = Terminal(ours, theirs)
     inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
-    process = subprocess.Popen(
+    terminal.process = subprocess.Popen(
         [sys.executable, "-m", "pccl", *arguments],
         stdin=theirs,
         stdout=theirs,
@@ -101,10 +103,10 @@ def shown(*arguments: str, **env: str) -> Iterator[Terminal]:
         start_new_session=True,
     )
     try:
-        yield Terminal(ours, theirs, process)
+        yield terminal
     finally:
-        process.kill()
-        process.wait()
+        terminal.process.kill()
+        terminal.process.wait()
         os.close(ours)
         os.close(theirs)
 
@@ -201,12 +203,11 @@ def test_who_is_waited_for_is_red(run: Run) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_the_terminal_is_as_before_however_top_ends(number: signal.Signals) -> None:
     with shown("top", "127.0.0.1:9") as terminal:
-        before = terminal.settings()
         terminal.wait_for(r"The master does not answer: .*Connection refused")
-        assert terminal.settings() != before  # keys come without Enter
+        assert terminal.settings() != terminal.first_settings  # keys come without Enter
         terminal.process.send_signal(number)
         assert terminal.ends() == 128 + number
-        assert terminal.settings() == before
+        assert terminal.settings() == terminal.first_settings
         # It has drawn on the alternate screen, and gives back the first one and the cursor.
         drawing, _, after = terminal.written.rpartition(b"\x1b[?1049l")
         assert drawing.count(b"\x1b[?1049h") == 1 and b"pccl top" not in after
