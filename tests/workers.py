@@ -272,11 +272,16 @@ def eventually(look: Callable[[], Any], *, seconds: float = 30) -> Any:
 
 def wait_until_asleep(worker: Worker) -> None:
     """Returns when its main thread has slept for a while: it is inside its call, then."""
+    wait_until_thread_sleeps(worker.pid, worker.stderr)
+
+
+def wait_until_thread_sleeps(thread: int, said: Callable[[], object] = str) -> None:
+    """The same for any thread. `said`: what explains that it does not sleep."""
     asleep = 0
     deadline = time.monotonic() + 60
     while asleep < 20:
-        assert time.monotonic() < deadline, worker.stderr()
-        with open(f"/proc/{worker.pid}/stat") as stat:
+        assert time.monotonic() < deadline, said()
+        with open(f"/proc/{thread}/stat") as stat:
             state = stat.read().rpartition(") ")[2][0]
         asleep = asleep + 1 if state == "S" else 0
         time.sleep(0.01)

@@ -202,7 +202,8 @@ void LoopDriver::background() {
       lock.unlock();
       const Pace pace = between();
       lock.lock();
-      if (pace != Pace::idle || wanted_ > 0) {
+      // stop() wakes only a thread that polls.
+      if (pace != Pace::idle || wanted_ > 0 || stopping_) {
         give(lock);
         continue;
       }

@@ -9,6 +9,7 @@ void bind_decisions(nb::module_& m);
 void bind_election(nb::module_& m);
 void bind_hostile(nb::module_& m);
 void bind_log(nb::module_& m);
+void bind_loop(nb::module_& m);
 void bind_master_link(nb::module_& m);
 void bind_prober(nb::module_& m);
 void bind_quantize(nb::module_& m);
@@ -28,6 +29,7 @@ NB_MODULE(_testing, m) {
   bind_election(m);
   bind_hostile(m);
   bind_log(m);
+  bind_loop(m);
   bind_master_link(m);
   bind_prober(m);
   bind_quantize(m);

@@ -1,0 +1,66 @@
+// An event loop that has no events, for tests/test_loop.py.
+#include "pccl/io/loop.h"
+
+#include <nanobind/nanobind.h>
+
+#include <asio/post.hpp>
+#include <condition_variable>
+#include <mutex>
+
+namespace nb = nanobind;
+
+namespace {
+
+// Its work between events waits until the test lets it go.
+class HeldLoop {
+ public:
+  HeldLoop() {
+    driver_.on_idle([this] {
+      std::unique_lock lock(mutex_);
+      // The first comes after a poll for events: nobody has driven this loop yet.
+      if (++calls_ == 1) return pccl::Pace::idle;
+      held_ = true;
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return let_go_; });
+      return pccl::Pace::idle;
+    });
+    driver_.start();
+  }
+
+  // Returns when the background thread is in its work.
+  void wait_until_held() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return held_; });
+  }
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    let_go_ = true;
+    changed_.notify_all();
+  }
+  void stop() { driver_.stop(); }
+  // An event: whoever waits for one runs on.
+  void wake() {
+    asio::post(driver_.context(), [] {});
+  }
+
+ private:
+  pccl::io::LoopDriver driver_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int calls_ = 0;
+  bool held_ = false;
+  bool let_go_ = false;
+};
+
+}  // namespace
+
+void bind_loop(nb::module_& m);
+void bind_loop(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<HeldLoop>(m, "HeldLoop")
+      .def(nb::init<>())
+      .def("wait_until_held", &HeldLoop::wait_until_held, Released())
+      .def("let_go", &HeldLoop::let_go)
+      .def("stop", &HeldLoop::stop, Released())
+      .def("wake", &HeldLoop::wake);
+}
