@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from members import each, members
+from workers import eventually
 
 import pccl
 
@@ -132,6 +135,29 @@ def test_a_thread_that_has_ended_has_handed_over() -> None:
             thread.start()
             thread.join()
         simple(comm)
+
+
+def test_a_new_thread_with_the_number_of_one_that_has_ended_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Systems number threads by their stacks, so the next thread has the number of one that ends.
+
+    This one ends while it is looked for.
+    """
+    with members(1) as (comm,), Thread() as owner:
+        owner.call(lambda: simple(comm))
+        number, native = owner.call(threading.get_ident), owner.call(threading.get_native_id)
+        looked_for = []
+
+        def frames() -> dict[int, None]:
+            owner.__exit__()
+            eventually(lambda: not os.path.exists(f"/proc/self/task/{native}"))
+            looked_for.append(number)
+            return {number: None}
+
+        monkeypatch.setattr(sys, "_current_frames", frames)
+        simple(comm)
+        assert looked_for == [number]
 
 
 def test_a_thread_that_has_ended_leaves_its_calls_in_flight() -> None:

@@ -121,7 +121,8 @@ Status Communicator::claim_order(const peer::OperationRequest& request) {
     const bool ended = options_.ended && options_.ended(owner.caller);
     lock.lock();
     if (owner_.thread != owner.thread) continue;  // another thread has claimed it meanwhile
-    if (ended) break;
+    // If it ended meanwhile, the caller's number may be that of a new thread.
+    if (ended || owner.life.expired()) break;
     const std::string reason =
         explicit_api
             ? "another thread makes the reductions with tag 0, the default, and these meet by "
