@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# fuzz.sh [SECONDS [TARGET...]]: builds the fuzz targets with clang, libFuzzer, ASan and UBSan in
-# build/fuzz, and runs each of them (control, link, manifest, neighbours) for so long (30 s), as
-# many at a time as there are cores, from cpp/tests/fuzz/corpus/ and from seeds made of real
-# messages. New inputs are kept in build/fuzz/corpus/ for the next run; failing inputs are kept in
-# build/fuzz/crashes/ and printed.
+# fuzz.sh [SECONDS|build [TARGET...]]: builds the fuzz targets with clang, libFuzzer, ASan and UBSan
+# in build/fuzz. Without "build" it also runs each of them (control, link, manifest, neighbours) for
+# so long (30 s), as many at a time as there are cores, from cpp/tests/fuzz/corpus/ and from seeds
+# made of real messages. New inputs are kept in build/fuzz/corpus/ for the next run; failing inputs
+# are kept in build/fuzz/crashes/ and printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-30}
@@ -18,16 +18,21 @@ if [ -z "$compiler" ]; then
   exit 1
 fi
 
+# .ci/run may be building there.
+mkdir -p "$folder"
+exec {lock}>"$folder/lock"
+flock "$lock"
 # Another compiler than the last time: from nothing.
 if [ -f "$folder/compiler" ] && [ "$(cat "$folder/compiler")" != "$compiler" ]; then
   rm -rf "$folder/CMakeCache.txt" "$folder/CMakeFiles"
 fi
-mkdir -p "$folder"
 echo "$compiler" >"$folder/compiler"
 cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPCCL_PYTHON=OFF -DPCCL_C=OFF \
   -DPCCL_FUZZ=ON -DPCCL_SANITIZE=address,undefined -DCMAKE_CXX_COMPILER="$compiler" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null
 cmake --build "$folder" --target pccl_fuzz_seeds $(printf 'pccl_fuzz_%s ' "${targets[@]}")
+exec {lock}>&-
+[ "$seconds" != build ] || exit 0
 rm -rf "$folder/seeds"
 "$folder/pccl_fuzz_seeds" "$folder/seeds"
 

@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
-# stress.sh SANITIZERS: builds the stress program with them (any that -fsanitize= takes:
-# "address,undefined", "thread") in build/stress-SANITIZERS, and runs it: with threads for
-# PCCL_STRESS_SECONDS, as long again while connections end, a third of that encrypted, then with
-# processes, PCCL_STRESS_KILLS of them killed and PCCL_STRESS_FREEZES frozen (the program's defaults
-# otherwise).
+# stress.sh SANITIZERS [build]: builds the stress program with them (any that -fsanitize= takes:
+# "address,undefined", "thread") in build/stress-SANITIZERS. Without "build" it also runs it: with
+# threads for PCCL_STRESS_SECONDS, as long again while connections end, a third of that encrypted,
+# then with processes, PCCL_STRESS_KILLS of them killed and PCCL_STRESS_FREEZES frozen (the
+# program's defaults otherwise).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitizers=$1
 folder=build/stress-${sanitizers//,/-}
 
+# .ci/run may be building there.
+mkdir -p "$folder"
+exec {lock}>"$folder/lock"
+flock "$lock"
 cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPCCL_PYTHON=OFF -DPCCL_C=OFF \
   -DPCCL_STRESS=ON -DPCCL_UNITY=ON -DPCCL_WERROR=ON -DPCCL_SANITIZE="$sanitizers" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null # half of -O2 -g's time to compile
 cmake --build "$folder" --target pccl_stress
+exec {lock}>&-
+[ "${2:-}" != build ] || exit 0
 
 # Older TSan run-times cannot start under the address randomisation of newer kernels. Containers may
 # forbid turning it off; then the program runs as it is.
