@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from members import members
+from members import in_threads, members
 
 import pccl
 from pccl import _core
@@ -44,24 +43,6 @@ def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
 
             each(comms, settle)
             yield comms
-
-
-def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    """The results, or exceptions, of calls that are each made in a thread of their own."""
-    told: list[Any] = [None] * len(calls)
-
-    def make(index: int) -> None:
-        try:
-            told[index] = calls[index]()
-        except Exception as error:
-            told[index] = error
-
-    threads = [threading.Thread(target=make, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return told
 
 
 def each(group: list[Comm], call: Callable[[Comm, int], Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,40 +21,45 @@ def members(
     """`count` members, in rank order."""
     with pccl.MasterNode(listen, secret=secret) as master:
         comms = [pccl.Communicator(master.address, secret=secret) for _ in range(count)]
-        joining = [
-            threading.Thread(
-                target=comm._join,
-                args=("init",),
-                kwargs={"min_peers": count, "attempts": 5, "timeout": 30.0, "enter": False},
-            )
-            for comm in comms
-        ]
-        for thread in joining:
-            thread.start()
-        for thread in joining:
-            thread.join()
+        join = {"min_peers": count, "attempts": 5, "timeout": 30.0, "enter": False}
         try:
+            for told in in_threads([lambda c=comm: c._join("init", **join) for comm in comms]):
+                if isinstance(told, Exception):
+                    raise told
             yield sorted(comms, key=lambda comm: pccl.rank(comm))
         finally:
             for comm in comms:
                 comm.close()
 
 
-def each(
-    comms: list[pccl.Communicator], call: Callable[[int, pccl.Communicator], Any]
-) -> list[Any]:
-    """What `call(rank, comm)` returns on each member, or the PCCLError it raises."""
-    told: list[Any] = [None] * len(comms)
+def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
+    """The results, or exceptions, of calls that are each made in a thread of their own.
 
-    def run(rank: int) -> None:
+    Exceptions are printed, too: the members of the other calls may wait for the one that failed.
+    """
+    told: list[Any] = [None] * len(calls)
+
+    def make(index: int) -> None:
         try:
-            told[rank] = call(rank, comms[rank])
-        except pccl.PCCLError as error:
-            told[rank] = error
+            told[index] = calls[index]()
+        except Exception as error:
+            traceback.print_exc()
+            told[index] = error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(comms))]
+    threads = [threading.Thread(target=make, args=(index,)) for index in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return told
+
+
+def each(
+    comms: list[pccl.Communicator], call: Callable[[int, pccl.Communicator], Any]
+) -> list[Any]:
+    """What `call(rank, comm)` returns on each member, or the PCCLError it raises."""
+    told = in_threads([lambda r=rank, c=comm: call(r, c) for rank, comm in enumerate(comms)])
+    for result in told:
+        if isinstance(result, Exception) and not isinstance(result, pccl.PCCLError):
+            raise result
     return told

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from groups import KINDS, SIZES, Comm, dtype, each, in_threads, own
+from groups import KINDS, SIZES, Comm, dtype, each, own
+from members import in_threads
 
 import pccl
 
