@@ -10,6 +10,7 @@ import threading
 from reports import (
     ACCEPT,
     ASK_PROMISE,
+    HEADER,
     HEARTBEAT,
     JOIN,
     LOG_PART,
@@ -17,6 +18,7 @@ from reports import (
     PROPOSE,
     REJOIN,
     REQUEST_LOG,
+    control,
     heartbeat,
     join,
     listed,
@@ -27,9 +29,6 @@ from reports import (
     u64,
 )
 
-from pccl import _testing
-
-HEADER = struct.Struct("<4sBBHIIQQ")
 SELF = peer(9)
 
 
@@ -38,7 +37,7 @@ class Liar:
 
     def __init__(self, master: str, served: str, epoch: int) -> None:
         with contextlib.closing(_dial(served)) as newcomer:
-            newcomer.sendall(_message(JOIN, join(8, waiting=False), 0, 0, 0))
+            newcomer.sendall(control(JOIN, join(8, waiting=False)))
             *_, self.term, self.run, _ = _header(newcomer)
         self.ordinal = epoch
         self.believed = threading.Event()
@@ -49,7 +48,8 @@ class Liar:
         self._thread.start()
 
     def say(self, kind: int, payload: bytes) -> None:
-        self.socket.sendall(_message(kind, payload, self.term, self.run, self.ordinal))
+        said = control(kind, payload, term=self.term, run=self.run, ordinal=self.ordinal)
+        self.socket.sendall(said)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -80,11 +80,6 @@ class Liar:
 def _dial(address: str) -> socket.socket:
     host, port = address.rsplit(":", 1)
     return socket.create_connection((host, int(port)), 60)
-
-
-def _message(kind: int, payload: bytes, term: int, run: int, ordinal: int) -> bytes:
-    version = _testing.PROTOCOL_VERSION
-    return HEADER.pack(b"PCCL", version, kind, 0, len(payload), term, run, ordinal) + payload
 
 
 def _exactly(source: socket.socket, count: int) -> bytes:

@@ -11,12 +11,30 @@ from pccl import _testing
 JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
 LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
 WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, TRIED, WANT_RELAY = 17, 18, 19, 20, 23, 24
+OPEN_RELAY, PUT_THROUGH = 26, 27
 REQUEST_LOG, LOG_PART = 28, 29
 ASK_STATUS, STATUS_PART, COMMAND, COMMAND_RESULT, DRAIN = range(30, 35)
 NOT_SERVING, MAY_FOUND, ASK_PROMISE, PROMISE, PROPOSE, ACCEPT = range(35, 41)
 BROKEN, UNREACHABLE, SILENT, MENDED, RELAYED = range(5)
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
+# Mark, version, type, flags, bytes of the payload, term, run, ordinal.
+HEADER = struct.Struct("<4sBBHIIQQ")
+
+
+def control(
+    kind: int,
+    payload: bytes = b"",
+    *,
+    length: int | None = None,
+    term: int = 0,
+    run: int = 0,
+    ordinal: int = 0,
+) -> bytes:
+    """A whole message. `length`: what it says instead of its payload's."""
+    size = len(payload) if length is None else length
+    version = _testing.PROTOCOL_VERSION
+    return HEADER.pack(b"PCCL", version, kind, 0, size, term, run, ordinal) + payload
 
 
 def u32(*numbers: int) -> bytes:

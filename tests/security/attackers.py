@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import tlspeer
 from programs import attacked
+from reports import control
 from workers import Run, Worker, running
 
 from pccl import _testing
@@ -377,14 +378,6 @@ def join(number: int, group: int = 1000) -> bytes:
     sample = _testing.control_sample("join")[32:]
     start = b"\xee" * 8 + struct.pack("<Q", number) + struct.pack("<IIBB", group, 1, 0, 0)
     return control(0, start + sample[len(start) :])
-
-
-def control(kind: int, payload: bytes, *, length: int | None = None, run: int = 0) -> bytes:
-    size = len(payload) if length is None else length
-    return (
-        struct.pack("<4sBBHIIQQ", b"PCCL", _testing.PROTOCOL_VERSION, kind, 0, size, 0, run, 0)
-        + payload
-    )
 
 
 def frame(

@@ -29,7 +29,6 @@ from attackers import (
     Spoiler,
     Training,
     connect,
-    control,
     frame,
     greeting,
     join,
@@ -40,7 +39,7 @@ from attackers import (
     training,
 )
 from programs import attacked
-from reports import rejoin, seal, text
+from reports import control, rejoin, seal, text
 
 from pccl import _testing
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import time
 from collections.abc import Iterator
 
 import pytest
-from attackers import connect, control, send
+from attackers import connect, send
+from reports import OPEN_RELAY, PUT_THROUGH, control
 from workers import Run, running
 
 from pccl import _testing
 
 A, B, C = (bytes([i]) * 16 for i in (1, 2, 3))
 ONE, OTHER = b"1" * 16, b"2" * 16
-OPEN_RELAY = 26
-PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", _testing.PROTOCOL_VERSION, 27, 0, 0, 0, 0, 0)
+THROUGH = control(PUT_THROUGH)
 # An upper bound on what the kernel holds for two connections on this machine.
 KERNEL_BYTES = 16 << 20
 HELD_BYTES = 128 << 10
@@ -72,7 +71,7 @@ def test_what_one_end_says_is_what_the_other_hears() -> None:
         assert enter(desk, OTHER, far_b)
         assert enter(desk, ONE, far_a)
         for end in (a, b):
-            assert hear(desk, end, len(PUT_THROUGH)) == PUT_THROUGH
+            assert hear(desk, end, len(THROUGH)) == THROUGH
         for end, other in ((a, b), (b, a)):
             words = bytes(range(256)) * 4096
             sent = 0
@@ -97,7 +96,7 @@ def test_a_token_is_good_once_for_one_end_and_for_a_few_seconds() -> None:
         assert not enter(desk, ONE, made[2][1])  # who has heard it is not put through to its owner
         assert enter(desk, OTHER, made[3][1])
         for end in (made[1][0], made[3][0]):
-            assert hear(desk, end, len(PUT_THROUGH)) == PUT_THROUGH
+            assert hear(desk, end, len(THROUGH)) == THROUGH
         assert not enter(desk, ONE, made[4][1]) and not enter(desk, OTHER, made[5][1])
         desk.expect(A, B, ONE, OTHER)
         desk.wait(6)
@@ -148,7 +147,7 @@ def test_an_end_that_never_reads_costs_what_is_said_and_no_more() -> None:
     desk.expect(A, B, ONE, OTHER)
     with ends(2, buffers=16 << 10) as [(a, far_a), (b, far_b)]:
         assert enter(desk, ONE, far_a) and enter(desk, OTHER, far_b)
-        assert hear(desk, a, len(PUT_THROUGH)) == PUT_THROUGH
+        assert hear(desk, a, len(THROUGH)) == THROUGH
         sent = idle = 0
         while idle < 20:
             try:
@@ -165,8 +164,8 @@ def test_an_end_that_never_reads_costs_what_is_said_and_no_more() -> None:
         assert hear(desk, a, 10) == b"still here"
         desk.wait(20)
         # And nothing is lost when it reads at last.
-        heard = hear(desk, b, len(PUT_THROUGH) + sent)
-        assert len(heard) == len(PUT_THROUGH) + sent
+        heard = hear(desk, b, len(THROUGH) + sent)
+        assert len(heard) == len(THROUGH) + sent
 
 
 def test_what_an_end_does_not_take_for_half_a_minute_is_given_up() -> None:
@@ -174,7 +173,7 @@ def test_what_an_end_does_not_take_for_half_a_minute_is_given_up() -> None:
     desk.expect(A, B, ONE, OTHER)
     with ends(2, buffers=16 << 10) as [(a, far_a), (_, far_b)]:
         assert enter(desk, ONE, far_a) and enter(desk, OTHER, far_b)
-        assert hear(desk, a, len(PUT_THROUGH)) == PUT_THROUGH
+        assert hear(desk, a, len(THROUGH)) == THROUGH
         idle = 0
         while idle < 20:
             try:
@@ -196,7 +195,7 @@ def test_a_pair_that_is_not_relayed_any_more_is_cut_and_others_are_not() -> None
             for side in (0, 1):
                 assert enter(desk, tokens[side], made[2 * i + side][1])
         for near, _ in made:
-            assert hear(desk, near, len(PUT_THROUGH)) == PUT_THROUGH
+            assert hear(desk, near, len(THROUGH)) == THROUGH
         desk.end(B, A)
         assert [hear(desk, near, 1) for near, _ in made[:2]] == [b"", b""]
         made[2][0].sendall(b"x")
@@ -209,7 +208,7 @@ def test_no_more_is_relayed_than_the_rate_allows() -> None:
     desk.expect(A, B, ONE, OTHER)
     with ends(2) as [(a, far_a), (b, far_b)]:
         assert enter(desk, ONE, far_a) and enter(desk, OTHER, far_b)
-        assert hear(desk, b, len(PUT_THROUGH)) == PUT_THROUGH
+        assert hear(desk, b, len(THROUGH)) == THROUGH
         words = bytes(400_000)
         began = time.monotonic()
         sent = 0
@@ -268,7 +267,7 @@ def test_a_token_that_nobody_was_told_ends_the_connection(master: Run) -> None:
         assert send(address(master), control(OPEN_RELAY, token)) == b""
     # The master reads no message that comes with it, and no other message in the clear.
     join = control(0, bytes(200))
-    assert PUT_THROUGH not in send(address(master), control(OPEN_RELAY, ONE) + join)
+    assert THROUGH not in send(address(master), control(OPEN_RELAY, ONE) + join)
     if "PCCL_SECRET" in master.env:
         assert b"needs its secret" in send(address(master), join)
 

@@ -16,6 +16,7 @@ import pytest
 import tlspeer
 from attackers import Recorder, connect
 from programs import attacked
+from reports import OPEN_RELAY, PUT_THROUGH, control
 from workers import Worker
 
 from pccl import _testing
@@ -32,8 +33,8 @@ SETTINGS = {
     "PCCL_HEARTBEAT_TIMEOUT": "60",  # nobody is put out while tokens are stolen
     "PCCL_LINK_TIMEOUT": "1.5",
 }
-OPEN_RELAY = struct.pack("<4sBB", b"PCCL", _testing.PROTOCOL_VERSION, 26)
-PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", _testing.PROTOCOL_VERSION, 27, 0, 0, 0, 0, 0)
+ASKS_FOR_RELAY = control(OPEN_RELAY)[:6]  # up to its type
+THROUGH = control(PUT_THROUGH)
 ALERT, HANDSHAKE, APPLICATION_DATA = 21, 22, 23
 
 
@@ -52,7 +53,7 @@ class Thief(Recorder):
     def _look(self, here: socket.socket) -> None:
         with contextlib.suppress(OSError):
             first = here.recv(1 << 16)
-            if not first.startswith(OPEN_RELAY):
+            if not first.startswith(ASKS_FOR_RELAY):
                 return super()._begin(here, first)
             if here.getpeername()[0] != self.steals_from:
                 self._relayed.append(here)
@@ -67,9 +68,9 @@ class Thief(Recorder):
         there = self.dials()
         there.sendall(first)
         heard = b""
-        while len(heard) < len(PUT_THROUGH) and (more := there.recv(len(PUT_THROUGH) - len(heard))):
+        while len(heard) < len(THROUGH) and (more := there.recv(len(THROUGH) - len(heard))):
             heard += more
-        if heard == PUT_THROUGH:
+        if heard == THROUGH:
             self.stolen.put(there)
         else:
             there.close()  # the other end has not come in time
@@ -198,15 +199,15 @@ def test_what_the_master_relays_is_ciphertext_where_there_is_a_secret(secret: st
         for worker in workers:
             worker.tell(100_000)
         reduced(workers)
-        relayed = [bytes(said) for said in thief.streams if said.startswith(OPEN_RELAY)]
-        others = [bytes(said) for said in thief.streams if not said.startswith(OPEN_RELAY)]
+        relayed = [bytes(said) for said in thief.streams if said.startswith(ASKS_FOR_RELAY)]
+        others = [bytes(said) for said in thief.streams if not said.startswith(ASKS_FOR_RELAY)]
     assert sum(map(len, relayed)) > 2 * 8 * 50_000  # each sends half of its array, and of the sum
     elements = [struct.pack("<4q", *[number] * 4) for number in (*patterns, sum(patterns))]
     for pattern in elements:
         assert any(pattern in said for said in relayed) == (secret is None)
         assert not any(pattern in said for said in others)
     for said in relayed if secret else []:
-        token = said[len(PUT_THROUGH) : len(PUT_THROUGH) + 16]
-        assert said.startswith(OPEN_RELAY) and len(token) == 16
+        token = said[len(THROUGH) : len(THROUGH) + 16]
+        assert said.startswith(ASKS_FOR_RELAY) and len(token) == 16
         # The rest is TLS, except for bytes that were on their way at its end.
-        assert said[len(PUT_THROUGH) + 16] in (HANDSHAKE, APPLICATION_DATA)
+        assert said[len(THROUGH) + 16] in (HANDSHAKE, APPLICATION_DATA)
