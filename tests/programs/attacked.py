@@ -27,7 +27,8 @@ def train(peers: int) -> None:
     while True:
         pccl.admit()
         mine = x(20_000)
-        tree: dict[str, Any] = {"x": mine, "stop": int(stop.is_set())}
+        # A pause between two steps, as of a program that computes: the attackers need the cores.
+        tree: dict[str, Any] = {"x": mine, "stop": int(stop.wait(0.002))}
         total, info = pccl.allreduce(tree, return_info=True)
         assert (total["x"] == expected(info)).all(), "wrong sum"
         assert (mine == value(peer_id())).all(), "input was written"
