@@ -49,7 +49,7 @@ def each(group: list[Comm], call: Callable[[Comm, int], Any]) -> list[Any]:
     """What `call(comm, rank)` returns on each member."""
     told = in_threads([lambda c=comm, r=rank: call(c, r) for rank, comm in enumerate(group)])
     for result in told:
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
     return told
 

@@ -24,7 +24,7 @@ def members(
         join = {"min_peers": count, "attempts": 5, "timeout": 30.0, "enter": False}
         try:
             for told in in_threads([lambda c=comm: c._join("init", **join) for comm in comms]):
-                if isinstance(told, Exception):
+                if isinstance(told, BaseException):
                     raise told
             yield sorted(comms, key=lambda comm: pccl.rank(comm))
         finally:
@@ -42,7 +42,7 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
     def make(index: int) -> None:
         try:
             told[index] = calls[index]()
-        except Exception as error:
+        except BaseException as error:  # also that of pytest.fail
             traceback.print_exc()
             told[index] = error
 
@@ -57,9 +57,12 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
 def each(
     comms: list[pccl.Communicator], call: Callable[[int, pccl.Communicator], Any]
 ) -> list[Any]:
-    """What `call(rank, comm)` returns on each member, or the PCCLError it raises."""
+    """What `call(rank, comm)` returns on each member, or the PCCLError it raises.
+
+    Raises: the first exception that is no PCCLError.
+    """
     told = in_threads([lambda r=rank, c=comm: call(r, c) for rank, comm in enumerate(comms)])
     for result in told:
-        if isinstance(result, Exception) and not isinstance(result, pccl.PCCLError):
+        if isinstance(result, BaseException) and not isinstance(result, pccl.PCCLError):
             raise result
     return told

@@ -1,7 +1,7 @@
-"""Tells where a test stands whose time is over, also in a worker process.
+"""When a test exceeds its time limit, writes the stacks of all threads, also in a worker process.
 
-pytest-timeout writes the stacks to the terminal. A worker of pytest-xdist has none, so all that one
-would see is that the worker ended.
+pytest-timeout writes them to the terminal. A worker of pytest-xdist has none, so that all one would
+see is the end of the worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-_stderr = -1  # that of the process; during a test, 2 is a file that pytest captures to
+_GRACE = 10  # seconds in which a thread of Python can report
+_stderr = -1  # the process's own: during a test, descriptor 2 is pytest's capture file
 
 
 def pytest_configure() -> None:
@@ -28,7 +29,11 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool | None:
     timer = threading.Timer(settings.timeout, end, (item, settings.timeout))
     timer.daemon = True
 
+    # Without the GIL, if a call holds it.
+    faulthandler.dump_traceback_later(settings.timeout + _GRACE, exit=True, file=_stderr)
+
     def cancel() -> None:
+        faulthandler.cancel_dump_traceback_later()
         timer.cancel()
         timer.join()
 

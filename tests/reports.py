@@ -31,7 +31,7 @@ def control(
     run: int = 0,
     ordinal: int = 0,
 ) -> bytes:
-    """A whole message. `length`: what it says instead of its payload's."""
+    """A whole message. `length`: replaces the payload's length in the header."""
     size = len(payload) if length is None else length
     version = _testing.PROTOCOL_VERSION
     return HEADER.pack(b"PCCL", version, kind, 0, size, term, run, ordinal) + payload

@@ -12,7 +12,7 @@ from pccl import _testing
 def test_a_loop_is_stopped_while_its_thread_works_between_two_events() -> None:
     loop = _testing.HeldLoop()
     loop.wait_until_held()
-    stopping = threading.Thread(target=loop.stop)
+    stopping = threading.Thread(target=loop.stop, daemon=True)
     stopping.start()
     assert stopping.native_id is not None
     wait_until_thread_sleeps(stopping.native_id)  # until the background thread ends

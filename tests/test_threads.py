@@ -140,9 +140,9 @@ def test_a_thread_that_has_ended_has_handed_over() -> None:
 def test_a_new_thread_with_the_number_of_one_that_has_ended_is_not_taken_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Systems number threads by their stacks, so the next thread has the number of one that ends.
+    """A thread's number is the address of its stack, which a new thread may get.
 
-    This one ends while it is looked for.
+    Here the owner ends during the check.
     """
     with members(1) as (comm,), Thread() as owner:
         owner.call(lambda: simple(comm))

@@ -89,6 +89,7 @@ class Terminal:
 @contextmanager
 def shown(*arguments: str, **env: str) -> Iterator[Terminal]:
     """`pccl` with these arguments on a terminal of its own."""
+    pytest.importorskip("pyte")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", HEIGHT, WIDTH, 0, 0))
     terminal = Terminal(ours, theirs)

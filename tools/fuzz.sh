@@ -14,14 +14,17 @@ folder=build/fuzz
 
 compiler=$(tools/find_fuzzer.sh)
 if [ -z "$compiler" ]; then
-  echo "fuzz: no clang++ of version 16 or newer with libFuzzer (tools/setup.sh VENV dev installs one)" >&2
+  echo "fuzz: no clang++ of version 16 or newer with libFuzzer (tools/setup.sh VENV fuzz installs one)" >&2
   exit 1
 fi
 
-# .ci/run may be building there.
+# .ci/run may build there at the same time.
 mkdir -p "$folder"
 exec {lock}>"$folder/lock"
-flock "$lock"
+if ! flock -n "$lock"; then
+  echo "fuzz: waits for the build that has begun already (build/ahead.txt)"
+  flock "$lock"
+fi
 # Another compiler than the last time: from nothing.
 if [ -f "$folder/compiler" ] && [ "$(cat "$folder/compiler")" != "$compiler" ]; then
   rm -rf "$folder/CMakeCache.txt" "$folder/CMakeFiles"

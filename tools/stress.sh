@@ -9,10 +9,13 @@ cd "$(dirname "$0")/.."
 sanitizers=$1
 folder=build/stress-${sanitizers//,/-}
 
-# .ci/run may be building there.
+# .ci/run may build there at the same time.
 mkdir -p "$folder"
 exec {lock}>"$folder/lock"
-flock "$lock"
+if ! flock -n "$lock"; then
+  echo "stress: waits for the build that has begun already (build/ahead.txt)"
+  flock "$lock"
+fi
 cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPCCL_PYTHON=OFF -DPCCL_C=OFF \
   -DPCCL_STRESS=ON -DPCCL_UNITY=ON -DPCCL_WERROR=ON -DPCCL_SANITIZE="$sanitizers" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null # half of -O2 -g's time to compile

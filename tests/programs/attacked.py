@@ -27,7 +27,7 @@ def train(peers: int) -> None:
     while True:
         pccl.admit()
         mine = x(20_000)
-        # A pause between two steps, as of a program that computes: the attackers need the cores.
+        # Pauses like a program that computes, and leaves the attackers a core.
         tree: dict[str, Any] = {"x": mine, "stop": int(stop.wait(0.002))}
         total, info = pccl.allreduce(tree, return_info=True)
         assert (total["x"] == expected(info)).all(), "wrong sum"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import tlspeer
 from programs import attacked
-from reports import control
+from reports import JOIN, control
 from workers import Run, Worker, running
 
 from pccl import _testing
@@ -377,7 +377,7 @@ def join(number: int, group: int = 1000) -> bytes:
     """A Join of a newcomer that does not ask to be let in."""
     sample = _testing.control_sample("join")[32:]
     start = b"\xee" * 8 + struct.pack("<Q", number) + struct.pack("<IIBB", group, 1, 0, 0)
-    return control(0, start + sample[len(start) :])
+    return control(JOIN, start + sample[len(start) :])
 
 
 def frame(

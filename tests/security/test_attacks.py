@@ -39,7 +39,7 @@ from attackers import (
     training,
 )
 from programs import attacked
-from reports import control, rejoin, seal, text
+from reports import JOIN, control, rejoin, seal, text
 
 from pccl import _testing
 
@@ -86,11 +86,11 @@ def test_oversize_everything(world: Training) -> None:
     # A group, a minimum, and a list of addresses with four billion entries; then such strings.
     start = b"\x01" * 16 + struct.pack("<IIBB", 0, 1, 1, 0)
     for data in (
-        control(0, b"", length=huge),
-        control(0, b"", length=(1 << 20) + 1),
+        control(JOIN, b"", length=huge),
+        control(JOIN, b"", length=(1 << 20) + 1),
         control(1, bytes((1 << 20) + 4096), length=1 << 20),
-        control(0, start + struct.pack("<I", huge)),
-        control(0, start + struct.pack("<II", 1, huge)),
+        control(JOIN, start + struct.pack("<I", huge)),
+        control(JOIN, start + struct.pack("<II", 1, huge)),
         control(
             0, start + struct.pack("<I", 200) + (struct.pack("<I", 40) + b"a" * 40 + b"\0\0") * 200
         ),
@@ -139,7 +139,7 @@ def test_replayed_truncated_and_spoilt_streams(world: Training) -> None:
 def test_one_byte_a_second_is_not_enough_to_stay(world: Training) -> None:
     # The beginnings of an honest Join, and of an honest frame.
     beginnings = {
-        world.master: control(0, b"\x01" * 200),
+        world.master: control(JOIN, b"\x01" * 200),
         world.peer: frame(_testing.link_seal, 0, b"\x01" * 61, 61),
     }
     strangers: dict[socket.socket, bytes] = {}

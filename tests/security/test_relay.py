@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from attackers import connect, send
-from reports import OPEN_RELAY, PUT_THROUGH, control
+from reports import JOIN, OPEN_RELAY, PUT_THROUGH, control
 from workers import Run, running
 
 from pccl import _testing
@@ -266,7 +266,7 @@ def test_a_token_that_nobody_was_told_ends_the_connection(master: Run) -> None:
     for token in (bytes(16), ONE):
         assert send(address(master), control(OPEN_RELAY, token)) == b""
     # The master reads no message that comes with it, and no other message in the clear.
-    join = control(0, bytes(200))
+    join = control(JOIN, bytes(200))
     assert THROUGH not in send(address(master), control(OPEN_RELAY, ONE) + join)
     if "PCCL_SECRET" in master.env:
         assert b"needs its secret" in send(address(master), join)

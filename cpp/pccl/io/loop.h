@@ -37,7 +37,8 @@ class LoopDriver {
   void on_idle(std::function<Pace()> work) { work_between_ = std::move(work); }
 
   // Starts and ends the background thread. Waiting callers continue to drive after stop(). Call
-  // each once; stop() without the turn, and not from a handler.
+  // start() once. Call stop() from one thread, without the turn, and not from a handler; a second
+  // call does nothing.
   void start();
   void stop();
 

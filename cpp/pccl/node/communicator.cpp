@@ -121,7 +121,7 @@ Status Communicator::claim_order(const peer::OperationRequest& request) {
     const bool ended = options_.ended && options_.ended(owner.caller);
     lock.lock();
     if (owner_.thread != owner.thread) continue;  // another thread has claimed it meanwhile
-    // If it ended meanwhile, the caller's number may be that of a new thread.
+    // The owner may have ended since the check above, and a new thread may have its number.
     if (ended || owner.life.expired()) break;
     const std::string reason =
         explicit_api

@@ -11,13 +11,13 @@ namespace nb = nanobind;
 
 namespace {
 
-// Its work between events waits until the test lets it go.
+// Its work between events blocks until let_go().
 class HeldLoop {
  public:
   HeldLoop() {
     driver_.on_idle([this] {
       std::unique_lock lock(mutex_);
-      // The first comes after a poll for events: nobody has driven this loop yet.
+      // The first call follows a poll: the driver treats a loop that was never driven as starving.
       if (++calls_ == 1) return pccl::Pace::idle;
       held_ = true;
       changed_.notify_all();
@@ -26,6 +26,13 @@ class HeldLoop {
     });
     driver_.start();
   }
+  ~HeldLoop() {
+    let_go();
+    wake();
+    driver_.stop();
+  }
+  HeldLoop(const HeldLoop&) = delete;
+  HeldLoop& operator=(const HeldLoop&) = delete;
 
   // Returns when the background thread is in its work.
   void wait_until_held() {
@@ -38,7 +45,7 @@ class HeldLoop {
     changed_.notify_all();
   }
   void stop() { driver_.stop(); }
-  // An event: whoever waits for one runs on.
+  // Posts an event, which ends a wait for events.
   void wake() {
     asio::post(driver_.context(), [] {});
   }
