@@ -58,17 +58,17 @@ def windows(text: np.ndarray, context: int) -> np.ndarray:
 
 
 @functools.cache
-def turns(length: int, size: int) -> torch.Tensor:
+def turns(length: int, size: int, device: torch.device) -> torch.Tensor:
     """By how much each place turns each pair of a head's numbers: rotary embeddings (arXiv
     2104.09864)."""
     speeds = 1000.0 ** (-torch.arange(0, size, 2) / size)
     angles = torch.outer(torch.arange(length), speeds)
-    return torch.polar(torch.ones_like(angles), angles)
+    return torch.polar(torch.ones_like(angles), angles).to(device)
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * turns(*x.shape[-2:])).flatten(-2)
+    return torch.view_as_real(pairs * turns(*x.shape[-2:], x.device)).flatten(-2)
 
 
 class Block(nn.Module):
@@ -114,7 +114,9 @@ class ByteGPT(nn.Module):
 @torch.no_grad()
 def evaluate(model: nn.Module, parameters: dict, examples: np.ndarray) -> float:
     """Bits per byte with these parameters; {}: with the model's own."""
-    parts = torch.from_numpy(examples.astype(np.int64)).split(64)
+    device = next(model.parameters()).device
+    parameters = {name: tensor.to(device) for name, tensor in parameters.items()}
+    parts = torch.from_numpy(examples.astype(np.int64)).to(device).split(64)
     nats = sum(torch.func.functional_call(model, parameters, (x,)) * len(x) for x in parts)
     return float(nats) / len(examples) / math.log(2)
 
@@ -141,7 +143,7 @@ def inner_optimizers(model: ByteGPT, args: argparse.Namespace) -> list[torch.opt
 def spoil(model: nn.Module, begun: dict, factor: float) -> None:
     """Plays a hostile member: what the model has learned since `begun`, times `factor`."""
     for name, parameter in model.named_parameters():
-        before = torch.from_numpy(np.array(begun[name]))
+        before = begun[name].to(parameter.device)
         parameter.copy_(before + factor * (parameter - before))
 
 
@@ -156,7 +158,7 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     examples, test = (windows(text, args.context) for text in load_text())
     test = test[:: max(1, len(test) // args.test_examples)]
-    model = ByteGPT(args.width, args.layers, args.heads)
+    model = ByteGPT(args.width, args.layers, args.heads).to(args.device)
     if args.start:
         checkpoint.load(args.start, {"model": model})
     inner = inner_optimizers(model, args)
@@ -236,7 +238,7 @@ def train(args: argparse.Namespace) -> None:
         for group in (group for optimizer in inner for group in optimizer.param_groups):
             group["lr"] = args.lr * rate_at(tokens_taken() / args.tokens)
         step_began = time.perf_counter()
-        batch = torch.from_numpy(examples[sampler.take()].astype(np.int64))
+        batch = torch.from_numpy(examples[sampler.take()].astype(np.int64)).to(args.device)
         model.zero_grad()
         loss = model(batch)
         loss.backward()
@@ -281,7 +283,7 @@ def train(args: argparse.Namespace) -> None:
             checkpoint.save(args.result, {"model": shared_parameters()}, revision=0)
         if args.plot:
             write_plot(args.plot, {args.method: curve}, "tokens", "held-out bits per byte")
-    everything = b"".join(p.detach().numpy().tobytes() for p in shared_parameters().values())
+    everything = b"".join(p.detach().cpu().numpy().tobytes() for p in shared_parameters().values())
     print(f"ends with parameters {zlib.crc32(everything):08x}, sent {tx_bytes} bytes", flush=True)
 
 
@@ -322,7 +324,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     defaults: dict = {"tokens": 2_000_000, "batch-size": 4, "context": 128, "seed": 0, "threads": 1}
     defaults |= {"width": 128, "layers": 5, "heads": 4, "lr": 3e-3, "test-examples": 256}
-    defaults |= {"sync-every": 50}
+    defaults |= {"sync-every": 50, "device": "cpu"}
     defaults |= {"report-every": 50_000, "save-every": 500_000}  # tokens, over all members
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"({default})")

@@ -7,6 +7,8 @@ hidden.
     python benchmarks/training/run.py --methods ddp "diloco int8" --sync-every 100 --seeds 0
     python benchmarks/training/run.py --methods diloco uneven "uneven steps" --seeds 0
     python benchmarks/training/run.py --peers 8 --methods diloco hostile "hostile clip" --seeds 0
+    python benchmarks/training/run.py --width 320 --layers 8 --heads 5 --context 256 --batch-size 8 \\
+        --device cuda --tokens 16384000 --methods ddp "diloco int8"      # 10 million parameters
     python benchmarks/training/run.py --rejoin                           # 100 million parameters come back
 
 Every run is a master and its peers, as processes, over TCP. All start with the parameters that one
@@ -20,7 +22,8 @@ share of the reductions' time that passed behind inner steps, without the last o
 of all members; `bigrams` predicts each byte from the one before, counted in all of the training
 text. At the end of every run all members must hold the same parameters, bit for bit.
 
-In "uneven" members' inner steps take 0.2 s, 0.2 s, 0.4 s and 0.8 s, and rounds end by their time;
+In "uneven" members' inner steps take 0.2 s, 0.2 s, 0.4 s and 0.8 s (`--step-seconds` is the
+fastest ones', which has to be longer than they need), and rounds end by their time;
 in "uneven steps" they end when all have made the same number of steps. In "hostile" the progress
 of one member is multiplied by `--factor`.
 """
@@ -80,8 +83,8 @@ METHODS = {
     "hostile sparse clip": ["--robust", "clip", "--density", "0.03125", "--outer-lr", "3"],
 }
 SPEEDS = (1.0, 1.0, 0.5, 0.25)  # of the members in "uneven"; others have SPEEDS[0]
-STEP_SECONDS = 0.2  # of a member of speed 1 there; it needs less on two cores
-QUICK = ["--width", "32", "--layers", "1", "--context", "32", "--test-examples", "16"]
+MODEL = {"width": 128, "layers": 5, "heads": 4, "context": 128}  # as the example's defaults
+QUICK = {"width": 32, "layers": 1, "heads": 4, "context": 32}
 LAST_JOIN = 0.8  # of the tokens: who comes later might find that the run has ended
 GRACE = 120.0  # seconds between the first member's end and the last one's
 KEPT = 20  # lines of a failed process that are shown
@@ -234,8 +237,13 @@ def tokens_per_second(curve: Sequence[dict[str, Any]]) -> float:
 
 def possible(args: argparse.Namespace) -> float:
     """Tokens per second that members of `SPEEDS` could do if nobody waited for anybody."""
-    context = 32 if args.quick else 128  # as in QUICK, and the example's default
-    return float(args.batch_size * context * sum(speeds_of(args)) / STEP_SECONDS)
+    return float(args.batch_size * args.context * sum(speeds_of(args)) / args.step_seconds)
+
+
+def model_of(args: argparse.Namespace) -> list[str]:
+    """The example's arguments for the model that is trained, and for where."""
+    sizes = [word for name in MODEL for word in (f"--{name}", str(getattr(args, name)))]
+    return [*sizes, "--device", args.device, *(["--test-examples", "16"] if args.quick else [])]
 
 
 def speeds_of(args: argparse.Namespace) -> list[float]:
@@ -248,15 +256,15 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
     arguments = [*METHODS[method], "--seed", str(seed), "--tokens", str(args.tokens)]
     arguments += ["--batch-size", str(args.batch_size), "--sync-every", str(args.sync_every)]
     arguments += ["--lr", str(args.lr)]
-    arguments += ["--report-every", str(args.tokens // 20), *(QUICK if args.quick else [])]
+    arguments += ["--report-every", str(args.tokens // 20), *model_of(args)]
     arguments += ["--start", str(start)] if start else []
     own: list[list[str]] = []
     if method.startswith("uneven"):
-        own = [["--step-seconds", str(STEP_SECONDS / speed)] for speed in speeds_of(args)]
+        own = [["--step-seconds", str(args.step_seconds / speed)] for speed in speeds_of(args)]
     if method.startswith("hostile"):
         own = [[]] * (args.peers - 1) + [["--spoil", str(args.factor)]]
     if method == "uneven":
-        arguments += ["--round-seconds", str(args.sync_every * STEP_SECONDS)]
+        arguments += ["--round-seconds", str(args.sync_every * args.step_seconds)]
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
     if method == "local":
         arguments += ["--batch-size", str(args.batch_size * args.peers)]
@@ -308,10 +316,12 @@ def pretrained(args: argparse.Namespace, folder: str) -> Path | None:
     start with none."""
     if not args.pretrain:
         return None
-    result = Path(folder) / "start.safetensors"
+    result: Path = args.start or Path(folder) / "start.safetensors"
+    if result.exists():
+        print(f"all start with {result}", flush=True)
+        return result
     arguments = ["--method", "local", "--seed", "1000", "--tokens", str(args.pretrain)]
-    arguments += ["--batch-size", "16", "--threads", "2", "--result", str(result)]
-    arguments += QUICK if args.quick else []
+    arguments += ["--batch-size", "16", "--threads", "2", "--result", str(result), *model_of(args)]
     run = Run(arguments, args.pretrain, 1, 0, 0, lambda _: [], dict(os.environ)).go()
     print(f"all start with {run['bits']:.3f} bits per byte, {run['seconds']:.0f} s", flush=True)
     return result
@@ -481,9 +491,15 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, help="over all members; default: 2048000")
     parser.add_argument("--pretrain", type=int, help="tokens before; 0: none; default: 2048000")
+    words = "the parameters of --pretrain; made if it does not exist"
+    parser.add_argument("--start", type=Path, metavar="FILE", help=words)
     parser.add_argument("--lr", type=float, default=1e-3, help="of the inner optimizer (0.001)")
     parser.add_argument("--peers", type=int, help="default: 4")
     parser.add_argument("--batch-size", type=int, default=2, help="rows of a member in a step (2)")
+    for name, size in MODEL.items():
+        parser.add_argument(f"--{name}", type=int, help=f"of the model; default: {size}")
+    parser.add_argument("--device", default="cpu", help="of all members; default: cpu")
+    parser.add_argument("--step-seconds", type=float, default=0.2, help='of "uneven" (0.2)')
     parser.add_argument("--sync-every", type=int, help="H; default: 50")
     parser.add_argument("--churn", type=float, default=0, help="seconds between a kill and a join")
     parser.add_argument("--wan", nargs=2, type=float, metavar=("RTT_MS", "MBIT"), help="needs root")
@@ -497,8 +513,12 @@ def main() -> int:
     args.tokens = args.tokens or (20_000 if args.quick else 2_048_000)  # 40 rounds
     if args.pretrain is None:
         args.pretrain = 0 if args.quick else 2_048_000
+    for name, size in (QUICK if args.quick else MODEL).items():
+        setattr(args, name, getattr(args, name) or size)
     args.peers = args.peers or (2 if args.quick else 4)
     args.sync_every = args.sync_every or (10 if args.quick else 50)
+    if args.start and not args.pretrain:
+        parser.error("--start needs --pretrain")
     if args.churn and args.peers < 3:
         parser.error("--churn needs three peers: one is killed, and two are compared")
     about = machine()
