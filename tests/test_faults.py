@@ -241,6 +241,28 @@ def test_a_program_may_end_while_its_daemon_threads_are_in_calls(run: Run, call:
         assert peer.ends(10) == 0, peer.stderr()
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "the memory of a result",
+        "the end of a result",
+        "the end of a result that was refused",
+        "the number of a thread",
+        "an error",
+    ],
+)
+@pytest.mark.env(**FAST)
+def test_a_program_may_end_while_a_daemon_thread_runs_python_code_for_the_engine(
+    run: Run, where: str
+) -> None:
+    ending = run.peer(partial(faults.end_with_a_daemon_thread_in_python_code, where))
+    for peer in [ending, run.peer(partial(idle.wait, min_peers=2))]:
+        peer.expect("in")
+    ending.tell("go")
+    ending.expect("end")
+    assert ending.ends(10) == 0, ending.stderr()
+
+
 @pytest.mark.env(**FAST)
 def test_ctrl_c_in_the_multi_call_leaves_no_operation_that_writes_later(run: Run) -> None:
     caller, other = peers = [run.peer(faults.interrupt_the_multi_call) for _ in range(2)]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import pccl
+from pccl import _threads, errors, result_pool
 from programs.peer import (
     expected,
     float_sum,
@@ -276,6 +277,50 @@ def end_with_daemon_threads_in(call: str) -> None:
 
     for each in calls:
         threading.Thread(target=make, args=(each,), daemon=True).start()
+    say(event="end")
+
+
+def end_with_a_daemon_thread_in_python_code(where: str) -> None:
+    """Ends while a daemon thread of it runs Python code that the engine has called.
+
+    Before Python 3.14 that thread ends at the next bytecode, in the middle of C++ functions.
+    """
+    entered = threading.Event()
+
+    def run_for_ever(*_: object) -> Any:
+        entered.set()
+        while True:
+            pass
+
+    stay: Any = run_for_ever  # takes the place of any function
+
+    def stay_beside_main(function: Callable[..., Any]) -> Callable[..., Any]:
+        def either(*given: Any) -> Any:
+            main = threading.current_thread() is threading.main_thread()
+            return function(*given) if main else stay()
+
+        return either
+
+    large = np.ones(result_pool.POOLED // 8)
+    if where == "the memory of a result":
+        result_pool.empty = stay
+    elif where in ("the end of a result", "the end of a result that was refused"):
+        result_pool._Pool.give_back = stay  # type: ignore[method-assign]
+    elif where == "the number of a thread":
+        _threads.current = stay_beside_main(_threads.current)
+    elif where == "an error":
+        errors.from_engine = stay
+    start(min_peers=2)
+    say(event="in")
+    hear()
+    # The other member never calls, so this ends with an error.
+    call: Callable[[], object] = partial(pccl.allreduce, large, timeout=0.01)
+    if where == "the end of a result that was refused":
+        mine = pccl.allreduce_async(x(10))  # now calls without a tag are those of this thread
+        call = partial(pccl.allreduce_async, large)
+        assert not mine.done()
+    threading.Thread(target=call, daemon=True).start()
+    assert entered.wait(10)
     say(event="end")
 
 

@@ -8,12 +8,10 @@
 namespace pccl::bindings {
 
 void raise(const Error& error, CallKind kind, const char* function) {
-  const nb::object exception = run_python([&]() -> nb::object {
-    const nb::object make = nb::module_::import_("pccl.errors").attr("from_engine");
-    return make(static_cast<int>(error.code), static_cast<int>(result_of(error.code, kind)),
-                function, error.reason, error.peer.empty() ? std::string() : error.peer.hex(),
-                error.waiting);
-  });
+  const nb::object make = nb::module_::import_("pccl.errors").attr("from_engine");
+  const nb::object exception = call(
+      make, static_cast<int>(error.code), static_cast<int>(result_of(error.code, kind)), function,
+      error.reason, error.peer.empty() ? std::string() : error.peer.hex(), error.waiting);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw nb::python_error();
 }
@@ -49,7 +47,7 @@ Settings read_settings(const char* function) {
 
 bool Signals::check() {
   const GilAcquire gil;
-  if (caught_ == nullptr && PyErr_CheckSignals() != 0) {
+  if (caught_ == nullptr && run_python([] { return PyErr_CheckSignals(); }) != 0) {
     caught_ = std::make_unique<nb::python_error>();
   }
   return caught_ != nullptr;

@@ -58,6 +58,18 @@ nb::list departures_of(const node::Statistics& known) {
   return gone;
 }
 
+// What the function returns; nothing after an exception, which goes to sys.unraisablehook.
+template <class... Values>
+nb::object call_or_report(nb::handle function, const Values&... values) {
+  try {
+    return call(function, values...);
+  } catch (nb::python_error& error) {
+    error.restore();
+  }
+  run_python([&] { PyErr_WriteUnraisable(function.ptr()); });
+  return {};
+}
+
 }  // namespace
 
 void CommunicatorHandle::tell_changes() {
@@ -76,20 +88,12 @@ void CommunicatorHandle::tell_changes() {
   std::vector<std::string> names;
   for (const wire::Member& member : record->members)
     names.push_back(wire::shown_name(record->members, member.id));
-  nb::object run = on_change;
-  const auto guarded = [](const nb::object& called, const auto& call) {
-    try {
-      run_python(call);
-    } catch (nb::python_error& error) {
-      error.discard_as_unraisable(called);
-    }
-  };
-  guarded(run, [&] {
-    for (const nb::handle callback :
-         run(record->epoch, rank, ids_of(record), names, departures_of(*known.second))) {
-      guarded(nb::borrow(callback), [&] { (void)nb::borrow(callback)(); });
-    }
-  });
+  const nb::object tell = on_change.get();  // a callback may set another one
+  const Held callbacks(call_or_report(tell, record->epoch, rank, ids_of(record), names,
+                                      departures_of(*known.second)));
+  if (!callbacks.get().is_valid()) return;
+  for (const nb::handle callback : nb::cast<nb::list>(callbacks.get()))
+    const Held dropped(call_or_report(callback));
 }
 
 std::vector<std::string> ids_of(const peer::Record& record) {
@@ -112,11 +116,11 @@ void know_threads(node::CommunicatorOptions& options) {
   const auto& known = immortal<Threads>();
   options.thread = [&known] {
     const GilAcquire gil;
-    return nb::cast<std::uint64_t>(known.current());
+    return nb::cast<std::uint64_t>(call(known.current));
   };
   options.ended = [&known](std::uint64_t thread) {
     const GilAcquire gil;
-    return nb::cast<bool>(known.ended(thread));
+    return nb::cast<bool>(call(known.ended, thread));
   };
 }
 
@@ -212,7 +216,7 @@ nb::dict stats(const CommunicatorHandle& comm) {
 // `callback`: see CommunicatorHandle::on_change; None for none.
 void on_change(CommunicatorHandle& comm, nb::object callback) {
   comm.told_epoch = comm.engine->seen_epoch();
-  comm.on_change = callback.is_none() ? nb::object() : std::move(callback);
+  comm.on_change = Held(callback.is_none() ? nb::object() : std::move(callback));
 }
 
 // The network as measured, and the plan made from it: the members in rank order; kB/s up and down

@@ -14,7 +14,7 @@
 
 namespace pccl::bindings {
 
-using Arrays = std::vector<nb::object>;
+using Arrays = std::vector<Held>;
 
 // All methods: REQUIRES the GIL.
 struct CommunicatorHandle {
@@ -39,7 +39,7 @@ struct CommunicatorHandle {
   // Called at the end of a call after which the membership is another one than told_epoch, with the
   // epoch, this peer's rank, the members' ids and names, and the latest departures. It returns
   // functions without arguments, which are called then. Invalid: nobody asked.
-  nb::object on_change;
+  Held on_change;
   std::uint64_t told_epoch = 0;
   nb::object contributors;
 };
@@ -55,7 +55,7 @@ auto without_gil(CommunicatorHandle& comm, Signals& signals, const Seconds& time
     const GilRelease release;
     return call(*engine, limit);
   }();
-  if (comm.on_change.is_valid()) comm.tell_changes();
+  if (comm.on_change.get().is_valid()) comm.tell_changes();
   return result;
 }
 

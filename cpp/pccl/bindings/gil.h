@@ -10,10 +10,18 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace pccl::bindings {
 
 // Runs code that may take the GIL: Python code gives it up and takes it back between any two
-// bytecodes. Exceptions of the code pass through.
+// bytecodes. Exceptions of the code pass through. Calls of Python functions are `call`.
+//
+// REQUIRES: the code has no variables or temporaries that hold Python objects. The unwinding would
+// give these up before it comes to here, without the GIL. And no catch block is under way further
+// up, in which an unwinding ends the process.
+//
+// Not dealt with: up to Python 3.11 an allocation may collect garbage, and run Python code so.
 template <class Code>
 auto run_python(const Code& code) {
 #ifdef __GLIBCXX__
@@ -55,6 +63,58 @@ class GilAcquire {
 
  private:
   PyGILState_STATE state_;
+};
+
+// Calls a Python function with these objects. REQUIRES: the GIL.
+template <class... Objects>
+nanobind::object call_with(nanobind::handle function, const Objects&... objects) {
+  PyObject* const made = run_python([&] {
+    return PyObject_CallFunctionObjArgs(function.ptr(), objects.ptr()...,
+                                        static_cast<PyObject*>(nullptr));
+  });
+  if (made == nullptr) throw nanobind::python_error();
+  return nanobind::steal(made);
+}
+
+// Calls a Python function with these values. REQUIRES: the GIL.
+template <class... Values>
+nanobind::object call(nanobind::handle function, const Values&... values) {
+  return call_with(function, nanobind::cast(values)...);
+}
+
+// REQUIRES: the GIL. The attribute may be a property that is written in Python.
+inline nanobind::object get_attribute(nanobind::handle object, const char* name) {
+  PyObject* const found = run_python([&] { return PyObject_GetAttrString(object.ptr(), name); });
+  if (found == nullptr) throw nanobind::python_error();
+  return nanobind::steal(found);
+}
+
+// A reference whose end may run Python code: the memory of large results goes back to a pool that
+// is written in Python. REQUIRES, for all: the GIL.
+class Held {
+ public:
+  Held() = default;
+  explicit Held(nanobind::object object) : object_(std::move(object)) {}
+  ~Held() { drop(); }
+  Held(Held&& other) noexcept : object_(std::move(other.object_)) {}
+  Held& operator=(Held&& other) noexcept {
+    if (this != &other) {
+      drop();
+      object_ = std::move(other.object_);
+    }
+    return *this;
+  }
+  [[nodiscard]] const nanobind::object& get() const { return object_; }
+  [[nodiscard]] nanobind::object take() { return std::move(object_); }
+
+ private:
+  void drop() noexcept {
+    PyObject* const object = object_.release().ptr();
+    if (object == nullptr) return;
+    run_python([object] { Py_DECREF(object); });
+  }
+
+  nanobind::object object_;
 };
 
 }  // namespace pccl::bindings

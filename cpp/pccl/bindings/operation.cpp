@@ -98,8 +98,8 @@ std::shared_ptr<OperationHandle> start_operation(
       refuse(function, "send and recv must fit together, in whole numbers of elements");
     }
     request.arrays.push_back({send.data(), recv.data(), bytes / element_size(type), type});
-    in_use.emplace_back(entry[0]);
-    in_use.emplace_back(entry[1]);
+    in_use.emplace_back(nb::object(entry[0]));
+    in_use.emplace_back(nb::object(entry[1]));
   }
   if (quantize) {
     const auto& [code, zero_exact, stochastic, block] = *quantize;
@@ -122,7 +122,7 @@ std::shared_ptr<OperationHandle> start_operation(
     array.residual = residual.data();
     in_use.emplace_back(nb::borrow(item));
   }
-  if (!kept.is_none()) in_use.push_back(kept);
+  if (!kept.is_none()) in_use.emplace_back(kept);
   request.root = root;
   request.parts = parts;
   request.op = static_cast<ReduceOp>(op);

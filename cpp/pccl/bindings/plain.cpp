@@ -78,7 +78,7 @@ std::optional<DataType> see(nb::handle given, Array& seen) {
   if (!given.type().is(python().ndarray)) return std::nullopt;
   if (nb::try_cast(given, seen, false)) return data_type(seen.dtype());
   // NumPy's array interfaces do not carry types of other packages.
-  const nb::object name = given.attr("dtype").attr("name");
+  const nb::object name = get_attribute(get_attribute(given, "dtype"), "name");
   for (const Python::Foreign& foreign : python().foreign) {
     if (!name.equal(foreign.name)) continue;
     if (!nb::try_cast(given.attr("view")(foreign.like), seen, false)) return std::nullopt;
@@ -203,7 +203,7 @@ class Walk {
     plain_.request.description += named_nones_;
     if (none_count_ > kDescribed)
       plain_.request.description += ", " + std::to_string(none_count_ - kDescribed) + " more None";
-    plain_.result = std::move(result);
+    plain_.result = Held(std::move(result));
     return std::move(plain_);
   }
 
@@ -224,7 +224,8 @@ class Walk {
     if (!type) return {};
     const nb::object target = out.is_valid()
                                   ? nb::borrow(out)
-                                  : maker(from.nbytes())(node.attr("shape"), node.attr("dtype"));
+                                  : call_with(maker(from.nbytes()), get_attribute(node, "shape"),
+                                              get_attribute(node, "dtype"));
     const auto shape = shape_of(from);
     if (see(target, to) != type || !std::ranges::equal(shape, shape_of(to)) ||
         !add(plain_, node, target, from, to, *type)) {
@@ -321,7 +322,7 @@ std::optional<Plain> plain_pair(nb::handle send, nb::handle recv) {
   }
   plain.request.structure = XXH3_64bits("", 0);
   append_described(plain.request.description, *type, shape_of(from));
-  plain.result = nb::borrow(recv);
+  plain.result = Held(nb::borrow(recv));
   return plain;
 }
 
@@ -339,9 +340,10 @@ std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, n
   if (kind == Kind::reduce_scatter && shaped) wanted.front() /= members;
   const std::size_t sends = collective::scatters(kind) ? members : 1;
   const std::size_t recvs = collective::gathers(kind) ? members : 1;
-  const nb::object result = out.is_none() ? maker(from.nbytes() * recvs / sends)(
-                                                nb::tuple(nb::cast(wanted)), array.attr("dtype"))
-                                          : nb::borrow(out);
+  const nb::object result = out.is_none()
+                                ? call(maker(from.nbytes() * recvs / sends),
+                                       nb::tuple(nb::cast(wanted)), get_attribute(array, "dtype"))
+                                : nb::borrow(out);
   Output to;
   if (see(result, to) != type || from.size() * recvs != to.size() * sends ||
       from.size() % sends != 0 || (shaped && !std::ranges::equal(wanted, shape_of(to)))) {
@@ -367,7 +369,7 @@ std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, n
   append_structure(structure, "", *type, shaped ? shape : std::span<const std::int64_t>());
   request.structure = XXH3_64bits(structure.data(), structure.size());
   append_described(request.description, *type, shape);
-  plain.result = result;
+  plain.result = Held(result);
   return plain;
 }
 

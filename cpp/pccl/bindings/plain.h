@@ -12,7 +12,7 @@ namespace pccl::bindings {
 struct Plain {
   peer::OperationRequest request;
   Arrays in_use;
-  nb::object result;  // for the caller, when the operation is done
+  Held result;  // for the caller, when the operation is done
 };
 
 // REQUIRES, for all: the GIL. They return nothing unless all arrays are plain: of a type that can

@@ -155,7 +155,8 @@ nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handl
     if (pair && complete(*pair, code, tag, 1))
       return reduce_info(*comm, run(comm, std::move(*pair), seconds));
   }
-  return nb::find(self).attr("_all_reduce")(send, recv, op, tag, operand, quantization, timeout);
+  return call_with(get_attribute(nb::find(self), "_all_reduce"), send, recv, op, tag, operand,
+                   quantization, timeout);
 }
 
 }  // namespace
@@ -165,9 +166,9 @@ std::optional<std::pair<nb::object, Info>> reduce_tree(
     nb::handle tag, Seconds timeout) {
   std::optional<Plain> plain = plain_tree(tree, out);
   if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
-  nb::object result = plain->result;
+  Held result = std::move(plain->result);
   const Info info = run(comm, std::move(*plain), timeout);
-  return std::pair(std::move(result), info);
+  return std::pair(result.take(), info);
 }
 
 std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tree(
@@ -175,9 +176,10 @@ std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tre
     nb::handle tag, Seconds timeout) {
   std::optional<Plain> plain = plain_tree(tree, out);
   if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
-  return std::pair(
-      launch(comm, std::move(plain->request), std::move(plain->in_use), function_of(2), timeout),
-      std::move(plain->result));
+  Held result = std::move(plain->result);
+  auto operation =
+      launch(comm, std::move(plain->request), std::move(plain->in_use), function_of(2), timeout);
+  return std::pair(std::move(operation), result.take());
 }
 
 namespace {
@@ -212,12 +214,12 @@ std::optional<std::pair<nb::object, Info>> collect(const std::shared_ptr<Communi
   if (into) request.description += " to `out`";
   // The caller's arrays fit only this number of members, so such a call is not run again.
   request.rerun = level == 2 && !collective::scatters(which) && !into;
-  nb::object result = plain->result;
+  Held result = std::move(plain->result);
   const Info info = run(comm, std::move(*plain), timeout);
   const std::size_t left = info.record == nullptr ? members : info.record->members.size();
   if (which == Kind::all_gather && left < members)  // it ran again after a loss
-    result = result[nb::slice(left)].attr("copy")();
-  return std::pair(std::move(result), info);
+    result = Held(result.get()[nb::slice(left)].attr("copy")());
+  return std::pair(result.take(), info);
 }
 
 void bind_reducer(nb::module_& m) {

@@ -104,7 +104,7 @@ std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given
   vote.strategy = static_cast<wire::SyncStrategy>(strategy);
   Signals signals;
   const node::Progress tell = [&](std::uint64_t done, std::uint64_t wanted) {
-    signals.run([&] { progress(done, wanted); });
+    signals.run([&] { const Held dropped(call(progress, done, wanted)); });
   };
   const node::StateCheck can_adopt = [&](const std::vector<wire::StateEntry>& offered) {
     std::optional<Error> answer;
@@ -114,7 +114,7 @@ std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given
         listed.append(nb::make_tuple(what.name, what.kind, nb::tuple(nb::cast(what.shape)),
                                      what.containers, what.bytes));
       }
-      const nb::object reason = check(listed);
+      const nb::object reason = call_with(check, listed);
       answer.emplace(Error{Code::ok, {}, {}, {}});
       if (!reason.is_none())
         *answer = {Code::mismatched_call, nb::cast<std::string>(reason), {}, {}};

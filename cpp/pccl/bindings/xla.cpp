@@ -549,9 +549,9 @@ void bind_xla(nb::module_& m) {
       "use_by_default", [](std::int64_t number) { registry().use_by_default(number); }, "number"_a);
   m.def(
       "with_default_floats",
-      [](const nb::callable& call) {
+      [](const nb::callable& called) {
         const DefaultFloats defaults;
-        return nb::object(call());
+        return call(called);
       },
       "call"_a);
   m.def(
