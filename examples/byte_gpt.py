@@ -173,6 +173,7 @@ def train(args: argparse.Namespace) -> None:
             model,
             inner,
             sync_every=args.sync_every,
+            warm_up=args.warm_up,
             round_seconds=args.round_seconds,
             outer_lr=args.outer_lr,
             outer_momentum=args.outer_momentum,
@@ -324,7 +325,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     defaults: dict = {"tokens": 2_000_000, "batch-size": 4, "context": 128, "seed": 0, "threads": 1}
     defaults |= {"width": 128, "layers": 5, "heads": 4, "lr": 3e-3, "test-examples": 256}
-    defaults |= {"sync-every": 50, "device": "cpu"}
+    defaults |= {"sync-every": 50, "warm-up": 0, "device": "cpu"}
     defaults |= {"report-every": 50_000, "save-every": 500_000}  # tokens, over all members
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"({default})")

@@ -199,6 +199,19 @@ def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     assert (tmp_path / "curves.svg").read_text().count("polyline") == len(methods) + 1
 
 
+def test_schedules_from_random_parameters_are_compared() -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, str(BENCHMARKS / "training" / "schedules.py"), "--quick"]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--seeds", "2"], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    names, reductions = ([row[at].strip() for row in rows[1:]] for at in (0, 5))
+    assert names == ["ddp", "sync_every=10", "sync_every=10, warm_up=2"]
+    assert reductions == ["40", "4", "14"]  # two rounds of 10 and 2, and two of one
+
+
 def test_training_ends_with_equal_parameters_though_members_are_killed_and_join(
     tmp_path: Path,
 ) -> None:

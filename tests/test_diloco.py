@@ -240,6 +240,8 @@ class Unjoined(diloco.DiLoCo):
         ({"sync_every": 9, "mode": "streaming", "fragments": [["a"]]}, "each parameter once"),
         ({"sync_every": 9, "mode": "streaming", "mixing": 1.5}, "mixing"),
         ({"sync_every": 9, "verify_every": -1}, "verify_every"),
+        ({"sync_every": 9, "warm_up": -1}, "warm_up"),
+        ({"sync_every": 9, "warm_up": 2, "round_seconds": 1.0}, "round_seconds"),
     ],
 )
 def test_arguments_that_make_no_sense_are_named(options: dict[str, Any], words: str) -> None:

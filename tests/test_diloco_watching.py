@@ -26,6 +26,9 @@ FORMS: list[dict[str, Any]] = [
     {"mode": "streaming", "overlap": 0, "verify_every": 1},
     {"sparse": {"density": 0.25}},
     {"robust": "clip"},
+    {"warm_up": 14},
+    {"warm_up": 5, "mode": "async", "overlap": 2},
+    {"warm_up": 5, "mode": "streaming", "fragments": 3, "overlap": 2},
 ]
 
 

@@ -67,6 +67,11 @@ class DiLoCo(Joining):
         nesterov: Whether its momentum is Nesterov's. Default: True.
         outer_optimizer: Makes another one from a list of NumPy arrays (float32, or float64 for
             float64), once for each fragment. The three arguments before are not used then.
+        warm_up: Rounds at the beginning of a run from random parameters, 0 by default, in which
+            members reduce several times: 10 times in the first seventh of these rounds, 5 times in
+            the next two, 2 times in the rest. In the first three sevenths they take the mean of
+            their parameters, without the outer optimizer. In all modes they wait for these
+            reductions. With `compression` the mean is that of the codes. Not with `round_seconds`.
         round_seconds: A round's time, for machines of different speed: each member makes as many
             inner steps as fit, at least one, and at most `sync_every`. Members weigh by their steps
             or tokens. Stop training only where `step` has returned True: other places are not the
@@ -570,12 +575,15 @@ class DiLoCo(Joining):
         """
         for fragment in leaving:
             self._start(fragment, given.get(fragment, Contribution()))
-        if self._plan.overlap == 0:
+        warms_up = self._plan.warms_up(self._steps)
+        if self._plan.overlap == 0 or warms_up:
             for fragment in leaving:
                 self._apply(fragment)
             due = [*due, *leaving]
+        if warms_up:
+            self._origin = None  # nothing was learned since these reductions began
         for fragment in due:
-            self._give(fragment, self._plan.mixing)
+            self._give(fragment, 0.0 if warms_up else self._plan.mixing)
         if self._plan.mode == "async" and not self._watching:
             if due:
                 self._origin = None
@@ -586,7 +594,10 @@ class DiLoCo(Joining):
     def _contribution(self, fragment: int) -> Contribution:
         seen, self._seen[fragment] = self._seen[fragment], _Seen()
         if fragment == 0:
-            self.round_steps = seen.steps
+            # In a warm-up the round may have had other reductions.
+            goes_on = (self._steps - seen.steps) % self._plan.sync_every > 0
+            before = self.round_steps if goes_on and self._plan.warms_up(self._steps) else 0
+            self.round_steps = before + seen.steps
         # A fraction of a round: 1.0 for all members but those that came in the middle of one.
         weight = seen.tokens if seen.counted else seen.steps / self._plan.sync_every
         gradients = self._difference(fragment)
@@ -614,6 +625,8 @@ class DiLoCo(Joining):
         if given is not None and not any(part is given for part in parts):
             parts.append(given)
         steps = self._steps
+        if self._plan.warms_up(steps):  # the run may be founded again from the round's begin
+            steps -= steps % self._plan.sync_every
         if self._late is not None:  # it came back, and was late again before it sent anything
             parts.append(self._late.contribution)
             steps = self._late.steps
@@ -680,7 +693,9 @@ class DiLoCo(Joining):
         if weight == 0:
             gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
         named = dict(zip(self._names_of(fragment), gradients, strict=True))
-        due = self._steps + self._plan.overlap
+        due = self._steps
+        if not self._plan.warms_up(due):
+            due += self._plan.overlap
         taken = None
         if fragment == 0 and self._data is not None and self._plan.round_seconds is not None:
             # Before the reduction, and not beside it: a member that is lost between the two must
@@ -719,4 +734,8 @@ class DiLoCo(Joining):
             self._world_tokens += float(result["tokens"][0])
         if result["present"][0] > 0:
             gradients = [result["gradients"][name] for name in self._names_of(fragment)]
-            self._optimizers[fragment].step(self._arrays(fragment), gradients)
+            if self._plan.is_plain(flight.due):
+                for array, gradient in zip(self._arrays(fragment), gradients, strict=True):
+                    np.subtract(array, gradient, out=array)
+            else:
+                self._optimizers[fragment].step(self._arrays(fragment), gradients)

@@ -78,6 +78,7 @@ class Keywords(_Required, total=False):
     outer_lr: float | None
     outer_momentum: float | None
     nesterov: bool
+    warm_up: int
     round_seconds: float | None
     quorum: float | None
     grace_seconds: float | None
@@ -96,6 +97,10 @@ class Keywords(_Required, total=False):
     join: bool
 
 
+# Reductions in a round, by the share of the warm-up's rounds that is over.
+_REDUCTIONS = ((1 / 7, 10), (3 / 7, 5), (1.0, 2))
+_PLAIN = 3 / 7  # share of these rounds in which members take plain means
+
 _USUAL_GRACE_SECONDS, _MOST_GRACE_SECONDS = 2.0, 86400.0
 
 
@@ -107,6 +112,7 @@ class Options:
     outer_lr: float | None = None
     outer_momentum: float | None = None
     nesterov: bool = True
+    warm_up: int = 0
     round_seconds: float | None = None
     quorum: float | None = None
     grace_seconds: float | None = None
@@ -132,6 +138,7 @@ class Plan:
     Attributes:
         mode: "sync", "async" or "streaming".
         sync_every: Inner steps in a round.
+        warm_up: Rounds at the run's beginning in which members reduce more often than once.
         round_seconds: A round's time, after which it ends before that; None: it does not.
         quorum: Share of the members that need not wait longer than `grace_seconds` for the others;
             None: they wait.
@@ -147,6 +154,7 @@ class Plan:
 
     mode: str
     sync_every: int
+    warm_up: int
     round_seconds: float | None
     quorum: float | None
     grace_seconds: float
@@ -197,11 +205,15 @@ class Plan:
             raise refused('fragments and mixing belong to mode "streaming"')
         if len(fragments) > every:
             raise refused(f"{len(fragments)} fragments do not take turns in {every} steps")
+        warm_up = _whole(options.warm_up, "warm_up")
+        if warm_up and options.round_seconds is not None:
+            raise refused("warm_up divides rounds by their steps, and round_seconds by their time")
         usual = 1 if mode == "sync" else 16
         verify = usual if options.verify_every is None else options.verify_every
         return cls(
             mode,
             every,
+            warm_up,
             _round_seconds(options.round_seconds),
             *_quorum(options),
             fragments,
@@ -217,7 +229,30 @@ class Plan:
     def leaving(self, step: int) -> list[int]:
         """The fragments whose reduction begins after that inner step of the run."""
         every, count = self.sync_every, len(self.fragments)
+        if self.warms_up(step):
+            at, parts = (step - 1) % every + 1, self._reductions(step)
+            ends_a_part = at * parts // every > (at - 1) * parts // every
+            return list(range(count)) if ends_a_part else []
         return [p for p in range(count) if (step - p * every // count) % every == 0]
+
+    def warms_up(self, step: int) -> bool:
+        """Whether all that is reduced after that inner step is applied at once."""
+        return self.warm_up > 0 and step <= self.warm_up * self.sync_every
+
+    def is_plain(self, step: int) -> bool:
+        """Whether members take the mean of their parameters after that inner step.
+
+        Momentum over rounds of a few steps would overshoot.
+        """
+        return step > 0 and self.warms_up(step) and self._warmed(step) < _PLAIN
+
+    def _warmed(self, step: int) -> float:
+        """The share of the warm-up's rounds that came before that of an inner step in it."""
+        return (step - 1) // self.sync_every / self.warm_up
+
+    def _reductions(self, step: int) -> int:
+        """How many reductions the round of an inner step in the warm-up has, if it is as long."""
+        return next(count for share, count in _REDUCTIONS if self._warmed(step) < share)
 
     def next_leaving(self, step: int) -> int:
         """The first inner step from `step` on after which a reduction begins."""
@@ -229,6 +264,7 @@ class Plan:
         how = how if self.sparse is None else sparse.words(self.sparse)
         how += "" if self.robust is None else robust.words(self.robust)
         how += ", background_join" if self.background_join else ""
+        how += f", warm_up={self.warm_up}" if self.warm_up else ""
         if self.quorum is not None:
             how += f", quorum={self.quorum}, grace_seconds={self.grace_seconds}"
         return (
