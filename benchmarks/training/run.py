@@ -8,7 +8,7 @@ hidden.
     python benchmarks/training/run.py --methods diloco uneven "uneven steps" --seeds 0
     python benchmarks/training/run.py --peers 8 --methods diloco hostile "hostile clip" --seeds 0
     python benchmarks/training/run.py --width 320 --layers 8 --heads 5 --context 256 --batch-size 8 \\
-        --device cuda --tokens 16384000 --methods ddp "diloco int8"      # 10 million parameters
+        --device cuda --tokens 16384000 --methods ddp "diloco int8"      # 9.9 million parameters
     python benchmarks/training/run.py --rejoin                           # 100 million parameters come back
 
 Every run is a master and its peers, as processes, over TCP. All start with the parameters that one

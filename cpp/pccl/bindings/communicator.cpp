@@ -58,7 +58,8 @@ nb::list departures_of(const node::Statistics& known) {
   return gone;
 }
 
-// What the function returns; nothing after an exception, which goes to sys.unraisablehook.
+// Returns the function's result. An exception of it goes to sys.unraisablehook; the result is then
+// invalid.
 template <class... Values>
 nb::object call_or_report(nb::handle function, const Values&... values) {
   try {
