@@ -22,8 +22,8 @@ class Leaf(NamedTuple):
     Attributes:
         buffers: Its memory.
         restore: Makes the result's kind from result arrays, one per buffer.
-        guards: How many of the buffers, the last ones, only tell `restore` whether the result is
-            right. An array that the result is written to has no place for them.
+        guards: Number of trailing buffers that only tell `restore` whether the result is right. An
+            output array has no place for them.
     """
 
     buffers: Sequence[Buffer]
@@ -42,7 +42,7 @@ def read(leaf: object, func: str, where: str, *, op: ReduceOp | None = None) -> 
             Under sum and prod a float travels beside it, which tells whether the result fits.
 
     Raises:
-        InvalidArgument: Not an array or number that can be reduced, or not so.
+        InvalidArgument: It is no array or number, or cannot be reduced with this op.
         NotSupported: Not yet.
     """
     with located(func, where):
@@ -105,7 +105,7 @@ def _checked(results: Sequence[Array], name: str) -> int:
     """
     exact: int = results[0].item()
     rounded: float = results[1].item()
-    # An int that has wrapped is off by 2**64 at least; rounding, by much less than half of that.
+    # A wrapped int is off by at least 2**64. Rounding is off by much less than half of that.
     # A NaN is infinity times zero, and the product is zero.
     if abs(rounded - exact) >= 2.0**63:
         raise OverflowError(f"{name}: the result for these ints does not fit in 64 bits")
@@ -196,7 +196,7 @@ def share(leaf: object) -> Shared:
     """The bytes of an array of any framework.
 
     Raises:
-        InvalidArgument: It is none, or cannot be shared.
+        InvalidArgument: It is no array, or cannot be shared.
         NotSupported: Not yet.
     """
     if isinstance(leaf, np.ndarray | np.generic):
@@ -227,7 +227,7 @@ def share(leaf: object) -> Shared:
 
 
 def _cure(leaf: object) -> str:
-    """For what becomes an array only by a copy, as variables of TensorFlow do."""
+    """Advice for what becomes an array only by a copy, such as a variable of TensorFlow."""
     return "; pass numpy.asarray of it" if hasattr(type(leaf), "__array__") else ""
 
 
@@ -248,7 +248,7 @@ def adopt(
 ) -> object:
     """An array of these bytes: in the place of `like`, or a new one of the framework `origin`.
 
-    `beside`: an array of that framework; a new one comes to be on its device.
+    `beside`: an array of that framework; a new array is made on its device.
     """
     if isinstance(like, np.ndarray | np.generic):
         adapter = None

@@ -22,7 +22,7 @@ class Subscription:
         self._callback = callback
 
     def remove(self) -> None:
-        """Calls it no more. Does nothing the second time."""
+        """Ends the calls. Does nothing the second time."""
         self._changes.remove(self)
 
 
@@ -39,7 +39,7 @@ class Changes:
         return bool(self._subscriptions)
 
     def add(self, callback: _Callback, func: str) -> Subscription:
-        """Raises `InvalidArgument` for what cannot be called."""
+        """Raises `InvalidArgument` if the callback cannot be called."""
         if not callable(callback):
             raise InvalidArgument.because(func, f"callback must be callable, not {callback!r}")
         made = Subscription(self, callback)
@@ -53,7 +53,7 @@ class Changes:
                 self._subscriptions.remove(subscription)
 
     def begin(self, peers: Sequence[str]) -> None:
-        """From now on changes are those from these members."""
+        """Sets the members with which the next membership is compared."""
         self._peers = tuple(peers)
         self._epoch = 0
 

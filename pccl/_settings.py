@@ -116,7 +116,7 @@ def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
 def secret(value: str | bytes | _core.Secret | None, func: str) -> _core.Secret | None:
     """`secret=`, else PCCL_SECRET, else what is in the file PCCL_SECRET_FILE; None: there is none.
 
-    Text counts without the blanks around it. The value is kept nowhere, nor shown in errors.
+    Blanks around text are ignored. The value is neither stored nor shown in errors.
     """
     if value is None:
         return _core.Secret.from_environment(func)

@@ -1,7 +1,7 @@
 """A user's state <-> the named entries that the engine makes equal on all members.
 
-A state is a tree (arrays, numbers, strings, None in nested containers), in which objects with
-`state_dict` and `load_state_dict` stand for what those say.
+A state is a tree: arrays, numbers, strings and None in nested containers. An object with
+`state_dict` and `load_state_dict` stands for its state dict.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Step(NamedTuple):
 
 
 class _Misfit(Exception):
-    """Why an entry of the others cannot be had here."""
+    """Why this member cannot take over an entry of the others."""
 
 
 class _Leaf:
@@ -225,7 +225,7 @@ class State:
             while isinstance(at, _Branch) and at.is_object:
                 at = at.children[""]
             if step.kind == "o":
-                continue  # what an object says there, a plain container may say here
+                continue  # an object there may be a plain container here
             if not isinstance(at, _Branch) or not at.takes(step):
                 raise _Misfit(f"it is in {_NAMES[step.kind]}, where this peer has {_describe(at)}")
             known = at.children.get(step.key, at.added.get(step.key))
@@ -280,7 +280,7 @@ def _read_hint(name: str, hint: str) -> tuple[str, list[_Step]]:
 
 
 def _check_kind(origin: str, kind: str, shape: Sequence[int], size: int) -> None:
-    """Whether such a leaf can be made here, as those of the others are.
+    """Checks that such a leaf of the others can be made here.
 
     Raises:
         _Misfit: It cannot.

@@ -178,8 +178,8 @@ def init(
             Default: PCCL_NAME, else the host's name and the process id.
         standby: Whether this process runs one of the masters too: the first address of the list
             that is this machine's and whose port is free. It ends with the communicator. Default:
-            PCCL_STANDBY, else no. With the variable, which all processes of a machine may have,
-            those for which no address is left go on without.
+            PCCL_STANDBY, else no. With the variable, which all processes of a machine may have, a
+            process for which no address is left goes on without a master.
 
     Raises:
         InvalidArgument: There is no master's address, or an argument makes no sense.
@@ -278,9 +278,10 @@ def _engine(comm: Communicator | None, func: str) -> _core.Communicator:
 def admit(*, timeout: float | None = None, comm: Communicator | None = None) -> bool:
     """Lets waiting newcomers in. All members call it at the same place.
 
-    Costs nothing when nobody waits. First completes this peer's own operations in flight. A
-    newcomer's first call waits to be let in. Once operations between hosts have turned out slow,
-    members measure their links here, in some seconds, and the plan follows (`PCCL_MEASURE_AFTER`).
+    While nobody waits, costs at most one short message to the master, and nothing after a
+    reduction. First completes this peer's own operations in flight. A newcomer's first call waits
+    to be let in. After a slow operation between hosts members measure their links here, which takes
+    some seconds, and the master plans with the result (`PCCL_MEASURE_AFTER`).
 
     Args:
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
@@ -321,8 +322,8 @@ def leave_if_asked(comm: Communicator | None, func: str) -> None:
 def drain(comm: Communicator | None = None) -> None:
     """Asks this peer to leave the run at its next admission point: in `admit`, `sync` or DiLoCo.
 
-    That call first lets newcomers in and shares the state with them, as ever. When nobody waits, it
-    completes this peer's operations, leaves, and raises `Drained`. The others go on without a
+    That call first lets newcomers in and shares the state with them, as usual. When nobody waits,
+    it completes this peer's operations, leaves, and raises `Drained`. The others go on without a
     failed call. SIGTERM and the command `pccl drain` ask for the same. Any thread may call it.
 
     Args:
@@ -375,8 +376,9 @@ def sync(
             containers, and objects with `state_dict` and `load_state_dict`. Its structure is part
             of the state: a newcomer's must not contradict it, but may lack entries, as an optimizer
             does that has not stepped yet.
-        revision: Only to resume from a checkpoint: the `SyncInfo.revision` it was saved at. When a
-            run starts, the highest one counts.
+        revision: For programs with checkpoints: the revision of `state`, such as the number of
+            steps, or that of the checkpoint in the first sync. When a run starts, the highest one
+            counts. Default: the library counts.
         progress: Called with (bytes received, bytes to receive) while it takes long. Default: a
             progress bar when the program runs in a terminal; False: none.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
@@ -394,14 +396,14 @@ def sync(
             of a member's state overlap and are not the same array; names peer and entries.
         MismatchedCall: States have other names, shapes or dtypes, or entries that are one array
             here and two there, or a newcomer cannot make the entries that it lacks; names peer and
-            entry. The newcomer is put out with that sentence, and the members go on.
+            entry. The newcomer is removed with that sentence, and the members go on.
         RevisionMismatch: This newcomer's `revision` is ahead of the run's.
         StateUnavailable: All that had the state are gone.
         PeerLost: Another member was interrupted in this call; call again.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. After any error of pccl nothing
             was written.
         Exception: An error of an object's `load_state_dict` passes through. Arrays have the new
-            state by then, the other members all of it; the next sync feeds this one again.
+            state by then, the other members all of it; the next sync sends it to this peer again.
     """
     func = "sync"
     limit = _settings.Deadline(_settings.seconds(timeout, func))
@@ -481,9 +483,10 @@ def on_membership_change(
 
     It is called by the thread that calls pccl, at the end of the first call in which the program
     sees the new membership, just before this call returns or raises. The results of `sync` and of
-    operations on a device are not in place yet. pccl holds no lock meanwhile. A membership that the
-    program never sees, since another one followed, is not told; its joined and lost members count
-    for the next one. Compiled calls (JAX) tell nothing: the next other call does.
+    operations on a device are not in place yet. pccl holds no lock meanwhile. If another membership
+    follows before the program sees one, that one is not reported by itself; its joined and lost
+    members are reported with the next one. Compiled calls (JAX) report nothing; the next other call
+    does.
 
     The callback may ask `stats`, `membership` and the like. It should make no collective call:
     others do not know when it runs. An exception of the callback goes to `sys.unraisablehook`,
@@ -582,18 +585,18 @@ def allreduce(
             be `tree` itself. Default: new arrays.
         weight: Only with "avg": this member's weight, any number that is 0 or from 1e-18 to 1e18.
             The result is sum(weight * x) / sum(weight) over the members; arrays with weight 0 do
-            not count. All members pass one, or none does. It costs a scaled copy of
-            `tree` on each member, and 4 bytes per element of 8- and 16-bit floats, 8 of integers,
-            on the way: products and sums are in float32 for floats of 8 to 32 bits and complex64,
-            else in float64.
-            Integers of more than 53 bits lose their last bits. In a function that JAX traces it may
-            be a traced scalar.
+            not count. All members pass one, or none does. It costs a scaled copy of `tree` on each
+            member. Products and sums are in float32 for floats of 8 to 32 bits and complex64, else
+            in float64, so an 8- or 16-bit float is sent as 4 bytes, and an integer as 8. Integers
+            of more than 53 bits lose their last bits. In a function that JAX traces it may be a
+            traced scalar.
         quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
             "float8", or a `Quantize`. The result is rounded, but still the same bytes on every
             member. Integers (without `weight`), complex numbers, 8-bit floats and arrays of fewer
             than 64 elements stay exact; so does everything in a group whose members share one host,
-            where nothing would be saved. Elements that are not finite stay as they are, and cost
-            their neighbours three of the block's steps. All members pass the same. Not with "prod".
+            where nothing would be saved. Elements that are not finite stay as they are, and leave
+            the other elements of their block three steps fewer. All members pass the same. Not with
+            "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order,
             and come from one thread.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as

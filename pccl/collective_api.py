@@ -60,7 +60,7 @@ def broadcast(
     timeout: float | None = None,
     comm: Communicator | None = None,
 ) -> Any:
-    """What `tree` is on the member of rank `root`, for all members.
+    """Returns the `tree` of the member of rank `root`, on all members.
 
     When a member other than the root is lost it runs again among the others.
 
@@ -104,8 +104,8 @@ def allgather(
 ) -> Any:
     """Stacks every member's `tree`: each array gets a new first axis, the members by rank.
 
-    When a member is lost it runs again among the others. With `out`, which is for so many members,
-    it raises PeerLost instead.
+    When a member is lost it runs again among the others. With `out`, which has the size for all
+    members, it raises PeerLost instead.
 
     Args:
         tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without

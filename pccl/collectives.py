@@ -1,9 +1,10 @@
 """Broadcast, all-gather, reduce-scatter and all-to-all.
 
 All but reduce-scatter send bytes: arrays of any dtype without Python objects. After a loss the
-engine runs the simple API's broadcasts and all-gathers again under the same number, if the root is
-left and the results of fewer members fit. All others fail on all members. The engine decides, not
-this module: a member that enters late knows other members than those that entered in time.
+engine runs the simple API's broadcasts and all-gathers again under the same number, if the root
+remains and the results of fewer members fit. Other operations fail on all members. The engine
+decides, not this module: a member that enters late knows other members than those that entered in
+time.
 """
 
 from __future__ import annotations

@@ -62,9 +62,10 @@ class Communicator(Peer):
         secret: The run's secret, the same on its master and on all of its peers; at least 32 bytes
             or characters (`pccl secret` makes one). All connections are authenticated and encrypted
             with it, and no others are made. Default: PCCL_SECRET, else the file that
-            PCCL_SECRET_FILE names; without any of them connections are neither.
+            PCCL_SECRET_FILE names; without any of them connections are neither authenticated nor
+            encrypted.
         replica_id: Name of the replica that this peer is a rank of. Its ranks are `peer_group` 0 to
-            `ranks_per_replica` - 1 and name the same; they are let in and put out together.
+            `ranks_per_replica` - 1 and name the same replica; they are let in and removed together.
         ranks_per_replica: Ranks of each replica, the same in the whole run.
         name: What messages call this peer: 1 to 64 printable ASCII characters without blanks.
             Default: PCCL_NAME, else the host's name and the process id.
@@ -218,7 +219,7 @@ class Communicator(Peer):
 
         Args:
             shared_state: The entries. Where they differ from the elected ones they are written, and
-                the revision is set. Count one up before the next sync.
+                the revision is set. Increment the revision before the next sync.
             strategy: SEND_ONLY and RECEIVE_ONLY peers may mix with each other, not with
                 ENFORCE_POPULAR.
             timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
@@ -231,7 +232,7 @@ class Communicator(Peer):
             InvalidArgument: An entry cannot be shared. Also, on all members: two entries of a
                 member's state overlap and are not the same array; names peer and entries.
             MismatchedCall: Members' entries have other names, counts or dtypes, or are one array
-                here and two there; names peer and entry. A newcomer with such entries is put out,
+                here and two there; names peer and entry. A newcomer with such entries is removed,
                 and the members go on.
             RevisionMismatch: This newcomer's revision is ahead of the run's.
             StateUnavailable: All that had the state are gone, or nobody offers one.
@@ -278,7 +279,7 @@ class Communicator(Peer):
         quantization_options: QuantizationOptions | None,
         timeout: float | None,
     ) -> ReduceInfo:
-        """The general way of `all_reduce`. Called by the engine for what is not plain, or wrong."""
+        """The general way of `all_reduce`. The engine calls it if a call is not plain, or wrong."""
         func = "all_reduce"
         coding = quantize.from_options(quantization_options, func)
         request = requests.make(
@@ -332,7 +333,7 @@ class Communicator(Peer):
     def broadcast(
         self, array: Any, *, root: int = 0, tag: int = 0, timeout: float | None = None
     ) -> ReduceInfo:
-        """Makes `array` what it is on the member of rank `root`, and waits.
+        """Copies `array` from the member of rank `root` to all members, and waits.
 
         Args:
             array: NumPy array or torch tensor of any dtype without Python objects,
@@ -550,7 +551,7 @@ class AsyncReduceHandle:
     def done(self) -> bool:
         """Whether `wait` would return without waiting for others.
 
-        It fills a `recv` that is on an accelerator or not contiguous.
+        A `recv` that is on an accelerator or not contiguous is filled only by `wait`.
         """
         return self._error is not None or self._work.done()
 

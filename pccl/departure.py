@@ -62,7 +62,7 @@ class OnSigterm:
 
     Attributes:
         comm: The communicator.
-        status: With which the program ends when it has left.
+        status: Exit status of the program after it has left.
     """
 
     def __init__(self, comm: Communicator, seconds: float, status: int) -> None:
@@ -99,7 +99,7 @@ class OnSigterm:
 
 
 def drain_seconds(func: str) -> float:
-    """PCCL_DRAIN_SECONDS, checked; 0: SIGTERM is not pccl's."""
+    """PCCL_DRAIN_SECONDS, checked; 0: pccl does not handle SIGTERM."""
     given = _settings.text("PCCL_DRAIN_SECONDS")
     if given is None:
         return _DEFAULT_SECONDS

@@ -124,7 +124,8 @@ class PCCLError(Exception):
 class InvalidArgument(PCCLError, ValueError):
     """This call's own arguments cannot work. Nothing was started.
 
-    Only weights that add up to 0 or are invalid are found by all members together, in one call.
+    All members get it, in one call, for weights that add up to 0 or are invalid, and for entries of
+    a state that overlap.
     """
 
     advice = "fix"
@@ -197,14 +198,14 @@ class PeerLost(PCCLError):
 
 
 class Unreachable(PCCLError):
-    """No path to a neighbour, or to the master while connecting."""
+    """No path to a member, to the master while connecting, or to any holder of the state."""
 
     advice = "rejoin"
     _usual_result = Result.RANK_CONNECTION_FAILED
 
 
 class Timeout(PCCLError, TimeoutError):
-    """The caller's own deadline has passed."""
+    """A deadline has passed: this peer's, or another member's in the same call."""
 
     advice = "retry"
 

@@ -26,7 +26,7 @@ class Buffer(NamedTuple):
     """CPU memory of an array.
 
     Attributes:
-        array: NumPy view of it, any shape and strides. Its own dtype only has the right size.
+        array: NumPy view of it, any shape and strides. Its NumPy dtype only has the right size.
         dtype: What the elements are.
     """
 
@@ -63,7 +63,8 @@ class Shared(NamedTuple):
         data: Its bytes in C order, flat uint8: its own memory, or a copy.
         writable: Bytes written to `data` are the array's new ones.
         origin: The framework: first part of its module's name; "" for NumPy.
-        place: Its elements' memory. None: that of `data` if it is writable, else nobody else's.
+        place: Its elements' memory. None: that of `data` if it is writable, else memory that no
+            other array uses.
         part: Which part it is of an array that is spread over ranks; "" for a whole one.
     """
 

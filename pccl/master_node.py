@@ -18,18 +18,18 @@ _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port l
 class MasterNode:
     """A master in this process, on a thread of the engine's.
 
-    While it runs the process stays alive at its end, until Ctrl-C (or SIGTERM). `with` runs it and
-    interrupts it.
+    While it runs, the process stays alive after the program has ended, until Ctrl-C (or SIGTERM).
+    `with` runs it and interrupts it.
 
     Args:
         listen_address: "host:port" to listen on; port 0 takes a free one, see `address`.
         secret: The run's secret, as of `Communicator`. Without one anybody who reaches it may join:
             there is a warning when that is more than this machine.
-        min_peers: A group starts when so many peers are there, whatever they ask for themselves;
-            of replicas, so many of those. Not for groups that pccl makes by itself, as those of
-            torch.distributed, whose numbers begin with 2^31.
-        place: Of several masters: this one's index in the list of all, and how many there are. The
-            list is the same for all masters and peers, the preferred one first.
+        min_peers: Number of peers (of replicas, if there are any) with which a group starts,
+            whatever the peers ask for. It does not apply to groups that pccl makes by itself, such
+            as those of torch.distributed, whose numbers begin at 2^31.
+        place: With several masters: this one's index in the list of all, and how many there are.
+            The list is the same for all masters and peers, the preferred one first.
 
     Raises:
         InvalidArgument: The address or the secret makes no sense.
@@ -58,7 +58,7 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """host:port really bound; before `run`, the one asked for."""
+        """The host:port that is bound; before `run`, the one asked for."""
         return self._address
 
     def run(self) -> None:

@@ -72,7 +72,7 @@ class Peer(_core.Reducer):
         self._candidate: _core.Communicator | None = None  # while it joins
         self._standby: MasterNode | None = None  # a master of the run in this process
         self._closed = False
-        self._quiet = False  # whether nobody is told who comes and goes
+        self._quiet = False  # whether members that come and go are not logged
         self._companions: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._publisher: _Publisher | None = None
         self._fork = process.forks
@@ -238,10 +238,10 @@ class Peer(_core.Reducer):
             engine.drain()
 
     def _wait_no_longer_than(self, quorum: float, grace_seconds: float) -> None:
-        """In all calls from now on: lets the master put out who is late.
+        """Lets the master evict members that are late in a call, from now on.
 
-        Once this share of the members has entered a call, the others have so many seconds to come,
-        if all that have entered it are ready for that. 0: waits for all.
+        Once this share of the members has entered a call, the others have `grace_seconds` to enter
+        it, if all that have entered it allow that. A quorum of 0 waits for all.
         """
         engine = self._engine
         if engine is not None:

@@ -41,8 +41,8 @@ class Quantize:
         block: Elements that share a range: a multiple of 64, from 64 to 4096. More save bytes (each
             range takes 8, of float64 16), fewer follow the array more closely.
         algorithm: "min_max": a block's steps go from its least to its largest element.
-            "zero_point_scale": they reach to zero, and zero is one of them, so zeros stay zeros.
-            Means nothing to float8, where zero always is one.
+            "zero_point_scale": zero is always one of the steps, so zeros stay zeros. It has no
+            effect on float8, where zero is always a step.
         rounding: "nearest": to the next step, half a step off at most. "stochastic": up or down at
             random, in proportion, at most a step off; the mean over many calls is exact. The random
             numbers come from the call's number and the element's place, never from the clock.
@@ -105,7 +105,7 @@ def from_options(options: QuantizationOptions | None, func: str) -> Quantize | N
     """The value of a user's `quantization_options=`; None: exact.
 
     Raises:
-        InvalidArgument: An unknown algorithm, or codes that are not there.
+        InvalidArgument: An unknown algorithm, or codes that pccl does not have.
     """
     if options is None or options.algorithm == QuantizationAlgorithm.NONE:
         return None
@@ -138,7 +138,7 @@ def check_op(how: Quantize, op: ReduceOp, func: str) -> None:
     """Refuses what cannot be quantized.
 
     Raises:
-        InvalidArgument: A product; or error feedback of what is not a sum.
+        InvalidArgument: A product; or error feedback with another op than "sum" and "avg".
     """
     if op is ReduceOp.PROD:
         sentence = (

@@ -28,14 +28,14 @@ def empty(shape: _Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]: ...
 
 
 def empty(shape: _Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """A new NumPy array in shared memory, its elements zero or anything.
+    """A new NumPy array in shared memory, with undefined elements.
 
     Peers of this host reduce it in place, without a copy of its elements; everywhere else it is an
     array like any other. It is C-contiguous and aligned to 64 bytes, so `torch.from_numpy`, DLPack
     and JAX take it without a copy. Their arrays count as shared, too, as does every slice that is
-    C-contiguous. The memory is given back when the last array that looks into it is gone. Forked
-    children share it: writes of one are seen by the other. Where the system refuses shared memory
-    it is an ordinary array.
+    C-contiguous. The memory is given back when the last array that looks into it is gone. A forked
+    child shares it with its parent: each sees the writes of the other. Where the system refuses
+    shared memory, the result is an ordinary array.
 
     Args:
         shape: The number of elements, or one number per dimension.
@@ -43,7 +43,7 @@ def empty(shape: _Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
 
     Raises:
         InvalidArgument: A negative shape, or a dtype with Python objects.
-        MemoryError: More than there is.
+        MemoryError: There is not enough memory.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:

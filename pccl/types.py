@@ -210,7 +210,7 @@ class DeviceType(IntEnum):
 
 
 class DistributionHint(IntEnum):
-    """How values are probably spread; only a hint."""
+    """How values are probably distributed; only a hint."""
 
     NONE = 0
     NORMAL = 1
@@ -418,20 +418,20 @@ class ReduceInfo:
 class RunStats:
     """The sums of a peer since it joined. Operations are collectives on arrays.
 
-    Operations count when they have ended, and times are of those, by the peer's own clock. Times of
-    operations that run at once add up, so they may be more than has passed.
+    An operation counts when it has ended. Times are of these operations, by the peer's own clock.
+    Times of operations that run at once add up, so the sums may exceed the time that has passed.
 
     Attributes:
         epoch: Number of the present membership.
         rank: This peer's rank; -1 while it waits to be let in.
         world_size: Members.
-        operations: That committed.
-        aborted: That ended otherwise.
+        operations: Operations that were committed.
+        aborted: Operations that ended otherwise.
         reruns: Attempts beside the first ones: after a loss, or with another plan.
-        reduced_bytes: Of the arrays of committed operations: elements that this peer passed, and in
-            a broadcast received.
+        reduced_bytes: Bytes of the arrays of committed operations: elements that this peer passed,
+            and in a broadcast received.
         sent_bytes: Payload that this peer has sent to other members, through links and shared
-            memory, also in attempts that were lost; of syncs those that succeeded.
+            memory, also in attempts that were lost. Syncs count only if they succeeded.
         received_bytes: The same, received.
         unencoded_bytes: What `sent_bytes` would be without `quantize`.
         seconds: From calls to decisions; the sum of the next three.
@@ -531,11 +531,11 @@ class Topology:
         hosts: By rank: ranks with equal numbers share memory.
         up: By rank: what all its flows out carry together.
         down: The same of its flows in.
-        rate: By (from, to): what that pair's way carries, where that is less than its ends would.
+        rate: By (from, to): what the path between the two carries, where that is less than `up` and
+            `down` allow.
         rtt: By (from, to): there and back.
-        unreachable: Pairs (from, to) that were tried in vain.
-        relayed: Pairs, the lower rank first, that cannot connect: what goes between them goes
-            through the master.
+        unreachable: Pairs (from, to) where every attempt to connect failed.
+        relayed: Pairs, the lower rank first, that cannot connect: the master relays their bytes.
         ring: The order of the ring, in ranks.
         regions: By rank: those with equal numbers are near each other. Empty where no schedule is
             "regional".
@@ -649,7 +649,7 @@ class SharedState:
         self.revision = 0
 
     def push_revision(self) -> None:
-        """Counts one more revision."""
+        """Increments the revision."""
         self.revision += 1
 
 
@@ -658,7 +658,8 @@ class SyncInfo:
     """What a `pccl.sync` did.
 
     Attributes:
-        revision: Of the state that all members hold now; one more than after the sync before.
+        revision: Revision of the state that all members hold now. Where the library counts
+            revisions, it is one more than after the previous sync.
         epoch: The membership in which it was decided.
         world_size: Number of members.
         peers: Their ids (32 hex digits), in rank order.

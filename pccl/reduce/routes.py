@@ -40,7 +40,7 @@ def reduce_plain(
     """Reduces plain arrays exactly and unweighted, and waits: the result, and how it went.
 
     Returns:
-        None when it is not that simple, or wrong. Then nothing was started.
+        None when the call is not that simple, or is wrong. Then nothing was started.
     """
     code = _plain_code(tree, op)
     return None if code is None else engine.reduce_tree(tree, out, code, tag, timeout)

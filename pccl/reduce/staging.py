@@ -37,8 +37,8 @@ class Staging:
 
     Args:
         in_place: Whether an output may be its input exactly, which the engine knows.
-        gathers: An input may be a part of its output, where its elements stay. It is copied, which
-            takes less memory.
+        gathers: An input may be a part of its output, where its elements stay. If they overlap, the
+            input is copied and not the output, which takes less memory.
 
     Attributes:
         arrays: (send, recv, dtype code) for the engine.

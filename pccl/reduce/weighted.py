@@ -31,7 +31,7 @@ _PRODUCTS = {
 
 
 def check_op(op: ReduceOp, func: str) -> None:
-    """Refuses weights of what is no mean.
+    """Refuses weights with an op that is no mean.
 
     Raises:
         InvalidArgument: It is none.
@@ -42,7 +42,7 @@ def check_op(op: ReduceOp, func: str) -> None:
 
 
 def as_number(weight: object, func: str) -> float:
-    """A weight as the user passed it, fit or not.
+    """A weight as the user passed it, valid or not.
 
     Raises:
         InvalidArgument: It is no number at all.
@@ -96,7 +96,7 @@ class WeightedMean:
             outs: Where the means go, shapes and dtypes as the inputs'. None: new arrays.
 
         Raises:
-            InvalidArgument: The weights add up to nothing, or one was none. `outs` are as before.
+            InvalidArgument: The weights add up to 0, or one was invalid. `outs` are as before.
         """
         *parts, last = sums
         total, members = last.tolist()

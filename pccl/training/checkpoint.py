@@ -262,7 +262,7 @@ def _from_json(kind: str, value: Any) -> Array:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `target` at the end, or goes."""
+    """A temporary file that replaces `target` at the end, or is removed."""
     # The name is this process's own, and `latest` does not look at it.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     with open(temporary, "xb") as file:

@@ -86,7 +86,7 @@ class _Take(NamedTuple):
 
 
 class ElasticSampler:
-    """Hands out indices of examples: to all members together each one once per epoch.
+    """Hands out indices of examples, each one once per epoch over all members together.
 
     Keep it in the shared state (`pccl.sync`) and in checkpoints: it has `state_dict` and
     `load_state_dict`. All members call `take` and `commit` at the same places of the program.
@@ -414,14 +414,14 @@ class ElasticSampler:
             self.rollback()  # taken by a process that was alone and has ended
 
     def pin(self, info: ReduceInfo | None = None, *, without: Collection[str] = ()) -> None:
-        """Makes takes be for the present members, until the next call, `rollback` or `follow`.
+        """Fixes the present members for later takes, until the next call, `rollback` or `follow`.
 
         All members call it at the same places. It is for reductions that run while training goes
         on: a member that waits alone may see a loss before the others. `DiLoCo(data=...)` does it.
 
         Args:
-            info: Of a reduction: takes are for the pinned members that it has not lost. An info of
-                an earlier membership than the pinned one changes nothing.
+            info: Of a reduction: takes are then for the pinned members that contributed to it. An
+                info of an earlier membership than the pinned one changes nothing.
             without: Ids of members that take nothing, the same on all members.
 
         Raises:

@@ -78,22 +78,23 @@ class DiLoCo(Joining):
             same on all members. In "streaming" every fragment has the same part of this time. Not
             for a rank of a replica. Default: a round ends after `sync_every` steps only.
         quorum: Share of the members, above 0.5, that does not wait long for the others. Once so
-            many have entered a call, at the end of a round say, the others have `grace_seconds`.
-            Then the master puts them out, and they come back by `rejoin`, which this needs; take
-            `background_join`, too. Their learning counts in the next round that they take part in,
-            if that is at most four rounds later; not in "streaming", nor with `compression`, nor
-            with `data`, where others learn from their examples. Not for a rank of a replica.
-            Default: all wait for all.
-        grace_seconds: See `quorum`; more than members differ in normal times. Default: 2.
-        mode: "sync" (the default): the reduction blocks. "async": it runs behind the next `overlap`
-            inner steps, after which its result is applied. "streaming": fragments take turns, each
-            behind `overlap` steps.
+            many have entered a call, for example at the end of a round, the others have
+            `grace_seconds`. Then the master evicts them, and they come back by `rejoin`, which a
+            quorum requires; set `background_join`, too. Their learning counts in the next round
+            that they take part in, if that is at most four rounds later. It does not count in
+            "streaming", with `compression`, or with `data`, where others learn from their examples.
+            Not for a rank of a replica. Default: all wait for all.
+        grace_seconds: See `quorum`. Longer than the usual difference between members. Default: 2.
+        mode: "sync" (the default): the reduction blocks. "async": it runs in the background of the
+            next `overlap` inner steps, after which its result is applied. "streaming": fragments
+            take turns, each in the background of `overlap` steps.
         fragments: "streaming" only: number of parts to cut the parameters into (default 4, or fewer
             if there are fewer parameters), in order and of about equal size; or lists of names.
-        overlap: Inner steps behind which a reduction runs. "async": from 1 to `sync_every`, where
-            the mean comes a whole round later; default half of it. "streaming": the paper's tau,
-            from 0 to `sync_every` - 1; default a twentieth of `sync_every`, at least 1. Fewer steps
-            are closer to "sync"; take enough for a reduction to be over by then (see `hidden`).
+        overlap: Inner steps during which a reduction runs in the background. "async": from 1 to
+            `sync_every`, where the mean comes a whole round later; default half of it. "streaming":
+            the paper's tau, from 0 to `sync_every` - 1; default a twentieth of `sync_every`, at
+            least 1. Fewer steps are closer to "sync"; take enough for a reduction to be over by
+            then (see `hidden`).
         mixing: "streaming" only: share of a member's own parameters that stays when new ones come,
             the paper's alpha; from 0, none, to 1. Default 0.5; with `compression` always 0.
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
@@ -112,15 +113,16 @@ class DiLoCo(Joining):
             learn its place. Each round's reduction settles what was taken for it, in mode
             "streaming" that of the first fragment. The program does not call its `commit` then.
         comm: Default: the process's communicator.
-        rejoin: Makes a new communicator, as `pccl.init`, when this peer was put out of the run or
+        rejoin: Makes a new communicator, as `pccl.init`, when this peer was removed from the run or
             cut off. It then returns as a newcomer by itself. The old communicator is closed before.
             Not for a rank of a replica. Default: `step` raises, and `join` comes back.
-        background_join: Whether members go on while a newcomer receives the state. It comes in at a
-            round's end and watches for some rounds, in which it makes no inner steps: at most 16,
-            after which the members wait for it. Making its object returns when it counts. It keeps
-            a result for each of these rounds, and holders a copy of the state. The program makes
-            no collective calls of its own then, since a newcomer that watches does not make them.
-            Not for a rank of a replica. Default: False, all wait at the round's end.
+        background_join: Whether members go on while a newcomer receives the state. The newcomer
+            comes in at a round's end and watches for some rounds, in which it makes no inner steps:
+            at most 16, after which the members wait for it. Its constructor returns when its
+            learning counts. It keeps a result for each of these rounds, and holders keep a copy of
+            the state. The program makes no collective calls of its own then, since a newcomer that
+            watches does not make them. Not for a rank of a replica. Default: False, all wait at the
+            round's end.
         join: False: do not join yet; load a checkpoint and call `join`. Default: True.
 
     Attributes:
@@ -168,7 +170,7 @@ class DiLoCo(Joining):
         self._settings = str(plan)
         made = outer_optimizer
         if made is None:
-            # Error feedback has the part of momentum in SparseLoCo.
+            # Error feedback plays the role of momentum in SparseLoCo.
             usual = (0.7, 0.9) if plan.sparse is None else (1.0, 0.0)
             lr = usual[0] if options.outer_lr is None else options.outer_lr
             momentum = usual[1] if options.outer_momentum is None else options.outer_momentum
@@ -376,7 +378,7 @@ class DiLoCo(Joining):
             with self._attempt(), self._progress.calling(self._steps):
                 self._advance()
         except PCCLError as error:
-            # The other ranks of a replica are put out with this one, but may be past their calls:
+            # The other ranks of a replica are evicted with this one, but may be past their calls:
             # they would wait for this rank in the replica, and this one for them at the master.
             if error.advice != "rejoin" or self._rejoin is None or self._replicas:
                 raise
@@ -634,14 +636,14 @@ class DiLoCo(Joining):
         return None if kept is None else Late(steps, kept)
 
     def _was_late(self, error: PCCLError) -> bool:
-        """Whether this peer was put out before it counted, most likely for being late again."""
+        """Whether this peer was evicted before it counted, most likely for being late again."""
         late = self._plan.quorum is not None and isinstance(error, Evicted)
         return late and error.advice == "rejoin" and not self._replicas
 
     def _be_ready_to_go_on(self) -> None:
         """From now on this member does not wait long for others.
 
-        Not before it has the state: newcomers must not put out the only member that has it.
+        Not before it has the state: otherwise the only member that has it might be evicted.
         """
         if self._plan.quorum is not None:
             comm = api._use(self._comm, FUNC)

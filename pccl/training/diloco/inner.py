@@ -15,8 +15,8 @@ from pccl.training.diloco.options import FUNC, refused
 class Inner(Protocol):
     """A model's parameters, as the inner optimizer sees them.
 
-    One whose inner steps go on behind the program also has a method `wait()`, which returns when
-    all of them are over: rounds that end by their time call it before they look at the clock.
+    If inner steps run asynchronously, it also has a method `wait()`, which returns when all of them
+    are over: rounds that end by their time call it before they look at the clock.
 
     Attributes:
         names: Of the parameters; the same on all members, in the same order.

@@ -1,7 +1,7 @@
 """Where a round ends: newcomers are let in, and members compare their states.
 
 Without `background_join` all members wait until the newcomers have the state. With it a newcomer
-watches first: it takes part in reductions with a weight that does not count, keeps their results,
+watches first: it takes part in reductions with a weight too small to count, keeps their results,
 and meanwhile receives a snapshot of the state as it was when it came. With the results applied to
 the snapshot in their order it holds what the members hold, and counts from the end of that round.
 """
@@ -72,7 +72,7 @@ class Joining(Reductions):
         # Whether this peer may leave as it was asked to, while newcomers watch: all know that it
         # does, and somebody else has the state and stays.
         self._may_leave = False
-        self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
+        self._torn = ""  # this peer's id, if it was interrupted in a step that the others finish
         self._came = 0  # the inner step at which this newcomer came
         self._kept: list[tuple[int, Flight]] = []  # what it has to apply to the snapshot
         self._fetch: Fetch | None = None

@@ -145,7 +145,7 @@ class Meeting(NamedTuple):
     def lines(self, newcomer: Record) -> list[str]:
         """The holders that the lines of a newcomer lead to.
 
-        The first one has a line more: one tells of steps while the others send pieces.
+        The first holder has one more line, which reports steps while the others send pieces.
         """
         holders = [record.peer for record in self.holders]
         turn = self.newcomers.index(newcomer)

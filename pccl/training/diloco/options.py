@@ -139,7 +139,8 @@ class Plan:
         mode: "sync", "async" or "streaming".
         sync_every: Inner steps in a round.
         warm_up: Rounds at the run's beginning in which members reduce more often than once.
-        round_seconds: A round's time, after which it ends before that; None: it does not.
+        round_seconds: Time after which a round ends, even before `sync_every` steps; None: rounds
+            do not end by time.
         quorum: Share of the members that need not wait longer than `grace_seconds` for the others;
             None: they wait.
         fragments: Indices of each fragment's parameters.
@@ -148,7 +149,7 @@ class Plan:
         verify_every: Rounds between comparisons of all members' states; 0 for none.
         quantize: How their elements travel; None: exactly, or `sparse`.
         sparse: Which of their elements travel; None: all.
-        robust: How the influence of each member is bounded; None: not.
+        robust: How the influence of each member is bounded; None: it is not bounded.
         background_join: Whether members go on while newcomers receive the state.
     """
 

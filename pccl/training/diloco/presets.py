@@ -25,11 +25,11 @@ def preset(*, members: int, parameters: float, megabits: float, step_seconds: fl
         diloco = DiLoCo(model, inner, **options)
 
     The outer learning rate is the best one of the scaling-law paper (arXiv 2503.09799) for so many
-    members. Rounds are the shortest, from 50 to 500 steps, in which members wait for a tenth of the
-    time at most: with whole elements from 1000 Mbit/s on if that fits, else with int8. If 500 steps
-    are too few for that, the reduction runs behind the next steps ("async"), with a quarter more of
-    them than it takes. If these are more than half a round, sparse codes are taken, unless so many
-    members send fewer bytes as int8.
+    members. A round has from 50 to 500 steps, the fewest with which members wait for at most a
+    tenth of the time. Elements are sent exactly from 1000 Mbit/s on if that fits, else as int8. If
+    500 steps are too few for that, the reduction runs in the background of the next steps
+    ("async"): as many as it takes, and a quarter more. If these are more than half a round, sparse
+    codes are sent, unless int8 sends fewer bytes with so many members.
 
     Args:
         members: The usual number.
@@ -37,7 +37,7 @@ def preset(*, members: int, parameters: float, megabits: float, step_seconds: fl
         megabits: Up-link of a usual member, in Mbit/s; a down-link is often faster.
         step_seconds: Of an inner step on a usual member.
 
-    All members must pass the same numbers: others make other options, which the run refuses.
+    All members must pass the same numbers: other numbers give other options, which the run refuses.
 
     Raises:
         InvalidArgument: A number makes no sense, or no reduction fits in a round of 500 steps.

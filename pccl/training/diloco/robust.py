@@ -45,8 +45,9 @@ class Robust:
             the median length does not count; at least 1. `math.inf`: all finite ones count.
         against: Where three or more contributions are not 0, one that points away from the others
             does not count: its cosine with their sum, each of them at length 1, is below minus
-            this. From 0 to 1; 1: every direction counts. For members whose data are alike: others
-            pull in different directions where the model is nearly done, and all would be left out.
+            this. From 0 to 1; 1: every direction counts. Use it where the members' data are alike:
+            with different data members pull in different directions once the model is nearly
+            trained, and all would be left out.
     """
 
     how: str = "clip"

@@ -48,7 +48,7 @@ class Progress:
     """How far this member is, for those that follow it. *any thread*
 
     While this member waits for others in a step, little is sent to newcomers: what it waits for
-    may need the same links. A reduction behind inner steps may take longer.
+    may need the same links. A reduction in the background of inner steps may take longer.
 
     Args:
         reduces: Whether a reduction of this member is in flight.

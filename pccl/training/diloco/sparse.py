@@ -2,7 +2,7 @@
 
 The algorithm is SparseLoCo (Sarfi et al., arXiv 2508.15706). A member adds its pseudo-gradient to
 what its earlier codes left out (error feedback, which decays), sends the k largest elements of each
-chunk, and keeps the rest for the next round. The error feedback has the part of outer momentum.
+chunk, and keeps the rest for the next round. The error feedback plays the role of outer momentum.
 
 A code has a fixed size, so that members can gather the codes of all. It has two parts:
 
@@ -39,7 +39,8 @@ class Sparse:
             each chunk is. The paper's runs send 1 to 3 %.
         chunk: Elements among which the largest are found: a power of two from 64 to 16384. No chunk
             crosses from one parameter into the next, so the last one of a parameter may be shorter.
-        decay: What stays of a value that was not sent until the next round: from 0 to 1.
+        decay: Factor by which a value that was not sent is multiplied for the next round: from 0 to
+            1.
     """
 
     density: float = 1 / 32
@@ -240,7 +241,7 @@ def _largest(block: Array, sent: int) -> tuple[Array, Array]:
 
     Their meaning is taken out of `block`. Zeros are not sent: a row that has fewer others
     repeats the entry of its largest element. An element that is not finite is among the largest,
-    and makes a value of its row so: nobody goes on as if nothing were wrong.
+    and makes a value of its row not finite, so that the error is noticed.
     """
     length = block.shape[1]
     sizes = np.abs(block)
