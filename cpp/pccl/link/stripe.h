@@ -100,8 +100,8 @@ class Traffic {
 // FrameHeader::checksum for that header and payload; never 0.
 [[nodiscard]] std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload);
 
-// *one thread: the engine's* But while that waits, other threads may call the methods said to touch
-// this stripe alone; reading and writing may go on at the same time.
+// *one thread: the engine's* While that thread waits, other threads may call the methods that touch
+// this stripe alone. One thread may read while another one writes.
 class Stripe {
  public:
   // `id` is the shell's.
@@ -117,8 +117,8 @@ class Stripe {
     gather();
     return gathered();
   }
-  // The two parts of outgoing(): takes frames from the traffic; the bytes of the frames taken. The
-  // second touches this stripe alone.
+  // The two parts of outgoing(). gather() takes frames from the traffic. gathered() returns their
+  // bytes, and touches this stripe alone.
   void gather();
   std::span<const iovec> gathered();
   [[nodiscard]] std::size_t gathered_bytes() const;

@@ -135,7 +135,7 @@ class Master final : private Surroundings {
     bool waited = false;           // as of then: the grace period was over
     std::optional<Instant> again;  // when to consider it again: members of the base may still come
   };
-  // An epoch that is said to be the last decided one, or to come after it.
+  // An epoch that reports claim to be the last decided one, or to come after it.
   struct Claim {
     std::uint64_t epoch = 0;
     std::size_t hash = 0;  // of its members
@@ -144,7 +144,7 @@ class Master final : private Surroundings {
     std::size_t supporters = 0;      // reports of it
     const AcceptedEpoch* proposed = nullptr;  // accepted only
   };
-  // Epochs that a peer knows of that has promised. A newcomer knows of none.
+  // The epochs known to a peer that has promised. A newcomer knows none.
   struct Known {
     std::uint64_t applied = 0;
     std::uint64_t newest = 0;  // the same, or the one that it has accepted

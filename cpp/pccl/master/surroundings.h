@@ -79,7 +79,7 @@ class Surroundings {
   }
 };
 
-// Groups from this number on are made by the library itself, of as many peers as it says.
+// The library makes the groups from this number on itself, and says how many peers start them.
 constexpr std::uint32_t kOwnGroups = 1U << 31U;
 // The last of them, from this number on, are doors, where followers of a run come and go.
 constexpr std::uint32_t kFirstDoor = 3U << 30U;

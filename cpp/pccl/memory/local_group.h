@@ -52,8 +52,8 @@ struct LocalCommit {
   std::optional<Instant> done;
 };
 
-// The owner of a local group. The group calls these methods from inside its own, which they must
-// not call.
+// The owner of a local group. The group calls these methods from inside its own methods; they must
+// not call the group.
 class LocalHost {
  public:
   virtual ~LocalHost() = default;
@@ -63,8 +63,8 @@ class LocalHost {
   // Wakes that rank: it sleeps, and something has moved.
   virtual void ring(std::uint32_t rank) = 0;
   [[nodiscard]] virtual bool newcomers_wait() const = 0;
-  // Memory of this member for others to read, and its number. They have been offered it on return,
-  // or will be soon.
+  // Memory of this member for others to read, and its number. On return the others have been
+  // offered it, or will be soon.
   [[nodiscard]] virtual Result<std::pair<RegionPtr, std::uint64_t>> take_scratch(
       std::size_t bytes) = 0;
   // Scratch memory of another rank; null if it has not arrived here.

@@ -23,7 +23,7 @@ struct CommunicatorOptions : NodeOptions {
   std::string replica;  // its peers, one in each group, join and leave together; empty: none
   std::uint32_t ranks_per_replica = 0;
   std::string name;    // wire::Member::name; empty: Settings::name, or else default_name()
-  bool quiet = false;  // JoinOptions::quiet; nor whom it waits for
+  bool quiet = false;  // JoinOptions::quiet; also logs no waits
   // The calling thread's number in the caller's language, and whether the thread with a number has
   // ended. Called from the calling thread, without any lock. Empty: the system's threads count.
   std::function<std::uint64_t()> thread;
@@ -49,7 +49,8 @@ using StateCheck = std::function<std::optional<Error>(const std::vector<wire::St
 struct JoinRequest {
   std::uint32_t min_peers = 1;
   unsigned attempts = 1;  // to reach the master, a second apart
-  // Return as a member; false: return as a newcomer, if the group has started already.
+  // join() returns when this peer is a member. False: also as a newcomer of a group that has
+  // started.
   bool enter = true;
 };
 

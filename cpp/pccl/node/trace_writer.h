@@ -40,7 +40,7 @@ class TraceWriter {
   void run();
   void write(const std::vector<peer::TraceEvent>& events, std::uint64_t dropped);
 
-  // -- of the thread
+  // -- called by the thread
   void put(const peer::TracedCall& call);
   void put(const peer::TracedFlow& flow);
   void put(const peer::TracedEpoch& epoch);

@@ -1,4 +1,4 @@
-// A connection to a master by a process that joins nothing: it asks, and goes.
+// A short connection to a master, of a process that asks something and does not join.
 #pragma once
 
 #include <asio/io_context.hpp>

@@ -33,7 +33,7 @@ struct EngineOptions {
   std::uint32_t local_stripes = 1;    // of a link on one host, if the settings name no number
   bool encrypted = false;             // bytes that leave this process need no checksums
   bool trace = false;                 // EngineActions::trace is filled
-  // Does the work on memory in parts. Null: one after the other.
+  // Runs the parts of work on memory in parallel. Null: one part after the other.
   Parallel* parallel = nullptr;
   // The most bytes sent to each peer to measure the link to it.
   std::uint64_t probe_bytes = std::uint64_t{1} << 40;

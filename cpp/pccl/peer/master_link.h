@@ -14,7 +14,8 @@ namespace pccl::peer {
 // *one thread: the engine's*
 class MasterLink {
  public:
-  // `masters`: how many addresses there are. `id`: peers lose patience at different times.
+  // `masters`: how many addresses there are. `id`: makes peers leave a silent master at different
+  // times.
   MasterLink(const Settings& settings, std::uint32_t masters, const PeerId& id)
       : heartbeat_timeout_(settings.heartbeat_timeout),
         reconnect_timeout_(settings.reconnect_timeout),
@@ -34,10 +35,11 @@ class MasterLink {
     refusal_.reset();
   }
   // The master does not serve the group: the next one is dialled. Ends the connection. `recovers`:
-  // it may do so soon.
+  // that master may serve it soon.
   void on_not_serving(bool recovers, Instant now);
   // A master that this member has not followed says that the run went on without it. The next one
-  // is dialled: the first one may have been told an epoch that never was. Ends the connection.
+  // is dialled, since that master may have been told of an epoch that never existed. Ends the
+  // connection.
   void on_refused(const Error& error, Instant now);
   // The connection ended, or a dial failed. `welcomed`: the master had answered on it. True: it was
   // in use.
@@ -70,8 +72,8 @@ class MasterLink {
   }
 
  private:
-  // How long a master may leave a member without an answer while there are others. At least; at
-  // most twice as long.
+  // The least time that a master may leave a member without an answer while there are other
+  // masters. The most is twice as long.
   static constexpr Duration kPatience = std::chrono::milliseconds(1500);
   void go_on(Instant now, Duration pause);
   // How long the members of a run may need to come from one master to the next.
@@ -90,7 +92,7 @@ class MasterLink {
   // How many of the last addresses did not say that they will serve soon.
   std::uint32_t unserved_ = 0;
   Instant unserved_since_{};
-  std::uint32_t idle_ = 0;      // how many of the last addresses answered so
+  std::uint32_t idle_ = 0;      // how many of the last addresses answered, but do not serve
   std::uint32_t refusals_ = 0;  // how many of the last addresses refused this member
   std::optional<Error> refusal_;
   Instant turn_since_{};   // when the first address was left

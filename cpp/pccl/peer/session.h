@@ -51,7 +51,7 @@ struct NewEpoch {
 struct Dismissed {  // the master has refused or removed this peer
   Error error;
 };
-struct LeftBehind {  // the same, of a master that this member has not followed
+struct LeftBehind {  // the same, from a master that this member has not followed
   Error error;
 };
 using SessionEvent = std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare,
@@ -125,7 +125,7 @@ class Session {
   std::uint64_t run_ = 0;
   std::uint32_t term_ = 0;    // the highest that was followed, or promised
   std::uint32_t served_ = 0;  // the term of the last Welcome
-  bool promised_ = false;     // a master counts on it that no lower term is followed
+  bool promised_ = false;     // this peer has promised to follow no lower term
   // The epoch that this member has accepted as the next one, until the log has an entry there.
   std::optional<wire::Accepted> accepted_;
   Record record_;

@@ -25,7 +25,8 @@ struct Spent {
 // Measures the parts of one operation.
 class Timing {
  public:
-  // When what came: begun, the last attempt, met, finished, ended. Zero: it did not come to that.
+  // The times at which the operation began, its last attempt began, all had met, this peer had
+  // finished, and the operation ended. Zero: not reached.
   struct Marks {
     Instant begun{};
     Instant attempt{};
