@@ -48,11 +48,15 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
     case DataType::int32:
     case DataType::float32:
       return 4;
+    case DataType::int64:
+    case DataType::uint64:
+    case DataType::float64:
+    case DataType::complex64:
+      return 8;
     case DataType::complex128:
       return 16;
-    default:
-      return 8;
   }
+  return 0;  // no such type
 }
 
 // Whether elements of the type can be combined so. Booleans have an order (max is "or", min is
@@ -89,9 +93,13 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
     case DataType::uint32:
     case DataType::uint64:
       return op == ReduceOp::avg ? DataType::uint64 : type;
-    default:
+    case DataType::int8:
+    case DataType::int16:
+    case DataType::int32:
+    case DataType::int64:
       return op == ReduceOp::avg ? DataType::int64 : type;
   }
+  return type;  // no such type
 }
 
 // Bytes of one element of a partial result. Under avg, 64-bit integers are summed in 128 bits: the

@@ -219,7 +219,7 @@ class Executor {
   };
 
   void prepare(Operation& operation);
-  // Segments are independent: these three touch memory of theirs alone.
+  // Segments are independent: these four touch memory of theirs alone.
   void combine(Operation& operation, std::uint32_t segment);
   void append(Operation& operation, std::uint32_t segment);
   void scatter(Operation& operation, std::uint32_t segment, const Buffer& from);

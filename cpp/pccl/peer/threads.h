@@ -1,5 +1,5 @@
 // The caller's threads, and the calls in which they wait. The master uses this to find deadlocks.
-// Pure.
+// The engine's own threads are in io/loop.h and io/workers.h. Pure.
 #pragma once
 
 #include <cstddef>

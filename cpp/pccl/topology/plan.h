@@ -17,7 +17,8 @@ namespace pccl::topology {
 // A pair of ranks, first < second.
 using Edge = std::pair<std::uint32_t, std::uint32_t>;
 
-// Larger groups run rings only: `direct` needs a link between every two members.
+// Larger groups have no `direct` schedules, which need a link between every two members: they run
+// rings, or after measurements plans by regions.
 inline constexpr std::uint32_t kMaxMesh = 32;
 
 // The sizes at which the schedule changes without measurements. Tests use smaller ones.
