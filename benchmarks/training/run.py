@@ -23,8 +23,9 @@ of all members; `bigrams` predicts each byte from the one before, counted in all
 text. At the end of every run all members must hold the same parameters, bit for bit.
 
 In "uneven" members' inner steps take 0.2 s, 0.2 s, 0.4 s and 0.8 s (`--step-seconds` is the
-fastest ones', which has to be longer than they need), and rounds end by their time;
-in "uneven steps" they end when all have made the same number of steps. In "hostile" the progress
+fastest ones', which has to be longer than they need), and rounds end by their time, in "uneven
+async" and "uneven streaming", too; in "uneven steps" they end when all have made the same number of
+steps. In "hostile" the progress
 of one member is multiplied by `--factor`.
 """
 
@@ -66,6 +67,9 @@ METHODS = {
     "diloco int8": ["--quantize", "int8"],
     # For runs from nothing: --pretrain 0 --lr 2e-3.
     "diloco warm-up": ["--warm-up", "14"],
+    "int8 warm-up": ["--warm-up", "14", "--quantize", "int8"],
+    "async warm-up": ["--warm-up", "14", "--mode", "async"],
+    "streaming warm-up": ["--warm-up", "14", "--mode", "streaming"],
     "async": ["--mode", "async"],
     "async int8": ["--mode", "async", "--quantize", "int8"],
     "streaming": ["--mode", "streaming"],
@@ -75,6 +79,8 @@ METHODS = {
     "muloco": ["--inner", "muon"],
     # Machines of different speed: rounds end by their time, and after H steps of each.
     "uneven": [],
+    "uneven async": ["--mode", "async"],
+    "uneven streaming": ["--mode", "streaming"],
     "uneven steps": [],
     # The last member's progress is multiplied by --factor.
     "hostile": [],
@@ -265,7 +271,7 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
         own = [["--step-seconds", str(args.step_seconds / speed)] for speed in speeds_of(args)]
     if method.startswith("hostile"):
         own = [[]] * (args.peers - 1) + [["--spoil", str(args.factor)]]
-    if method == "uneven":
+    if method.startswith("uneven") and method != "uneven steps":
         arguments += ["--round-seconds", str(args.sync_every * args.step_seconds)]
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
     if method == "local":
@@ -427,7 +433,7 @@ def goals(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]], bigr
         if args.wan and method == "async":
             share = statistics.mean(run["hidden"] for run in runs)
             say("95 % of async's reductions are hidden", share >= 0.95, f"{100 * share:.1f} %")
-    for method in ("uneven", "uneven steps"):
+    for method in (name for name in METHODS if name.startswith("uneven")):
         runs = found.get(method, [])
         if runs:
             mean = statistics.mean(run["tokens_per_second"] for run in runs)
