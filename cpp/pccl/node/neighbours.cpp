@@ -1,7 +1,6 @@
 #include "pccl/node/neighbours.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -9,7 +8,6 @@
 
 #include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
-#include "pccl/digest/proof.h"
 #include "pccl/memory/board.h"
 #include "pccl/memory/pipe.h"
 #include "pccl/os/channel.h"
@@ -18,19 +16,14 @@
 namespace pccl::node {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x4c4c4350;  // "PCLL"
-constexpr std::uint16_t kVersion = 4;
+using Kind = NeighbourPacket::Kind;
+
 constexpr int kBacklog = 256;
 constexpr int kReads = 64;                               // in one turn
 constexpr std::size_t kMaxUnknown = 64;                  // channels without a hello
 constexpr std::size_t kMaxOutgoing = 256;                // packets that a neighbour does not read
 constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have proved the key
 constexpr Duration kTick = std::chrono::milliseconds(100);
-
-enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget, challenge };
-
-// Where a peer listens.
-std::string name_of(const PeerId& peer) { return "pccl-" + peer.hex(); }
 
 int open_channel() { return open_descriptor(os::open_channel); }
 
@@ -69,29 +62,6 @@ class Passed {
 
 }  // namespace
 
-// The one kind of packet, sent as it lies in memory: both ends are on one host.
-struct Neighbours::Packet {
-  std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
-  Kind kind = Kind::ring;
-  std::uint64_t host = 0;
-  std::uint64_t number = 0;
-  std::uint64_t size = 0;
-  std::uint64_t offer = 0;
-  PeerId from;
-  PeerId to;
-  PeerId proof;
-
-  // The proof, in a hello or a welcome, that its sender knows the listener's key.
-  [[nodiscard]] PeerId proven(const PeerId& key, const PeerId& challenge) const {
-    std::array<std::uint64_t, 9> about{static_cast<std::uint64_t>(kind), host, number};
-    std::memcpy(&about[3], from.bytes.data(), sizeof from.bytes);
-    std::memcpy(&about[5], to.bytes.data(), sizeof to.bytes);
-    std::memcpy(&about[7], challenge.bytes.data(), sizeof challenge.bytes);
-    return digest::proof(key, about);
-  }
-};
-
 Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const PeerId& key,
                        std::uint64_t host, NeighbourEvents events)
     : context_(context),
@@ -102,16 +72,14 @@ Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const Peer
       acceptor_(
           context,
           {[this](int descriptor) { greet(descriptor); }, [this] { events_.read(); }, {}, {}}),
-      timer_(context) {
-  static_assert(sizeof(Packet) == sizeof(Outgoing::bytes));
-}
+      timer_(context) {}
 
 Neighbours::~Neighbours() = default;
 
 Status Neighbours::listen() {
   const int descriptor = open_channel();
   if (descriptor < 0) return Status(Code::not_supported, io::error_text(errno));
-  if (os::listen_channel(descriptor, name_of(self_), kBacklog) != 0) {
+  if (os::listen_channel(descriptor, channel_name(self_), kBacklog) != 0) {
     const int number = errno;
     close_descriptor(descriptor);
     return Status(Code::not_supported, io::error_text(number));
@@ -151,7 +119,7 @@ void Neighbours::connect(const PeerId& peer, const PeerId& key) {
   drop(peer);
   const int descriptor = open_channel();
   if (descriptor < 0) return events_.down(peer, io::error_text(errno));
-  if (os::connect_channel(descriptor, name_of(peer)) != 0) {
+  if (os::connect_channel(descriptor, channel_name(peer)) != 0) {
     const int number = errno;
     close_descriptor(descriptor);
     return events_.down(peer, io::error_text(number));
@@ -223,9 +191,7 @@ void Neighbours::push(std::uint64_t id, const Packet& packet, memory::RegionPtr 
   const auto it = channels_.find(id);
   if (it == channels_.end() || it->second.ended) return;
   if (it->second.out.size() >= kMaxOutgoing) return lose(id, "it reads nothing any more");
-  Outgoing& out = it->second.out.emplace_back();
-  std::memcpy(out.bytes.data(), &packet, sizeof packet);
-  out.region = std::move(region);
+  it->second.out.push_back({packet, std::move(region)});
   write(id);
 }
 
@@ -236,7 +202,8 @@ void Neighbours::write(std::uint64_t id) {
   while (!channel.out.empty()) {
     Outgoing& out = channel.out.front();
     const int passed = out.region == nullptr ? -1 : out.region->descriptor();
-    if (os::send_packet(channel.socket->raw(), out.bytes, passed) >= 0) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(&out.packet);
+    if (os::send_packet(channel.socket->raw(), {bytes, sizeof out.packet}, passed) >= 0) {
       channel.out.pop_front();
       continue;
     }
@@ -333,8 +300,8 @@ void Neighbours::read(std::uint64_t id) {
     if (got < 0 && error == EINTR) continue;
     if (got < 0 && error == EAGAIN) return;
     if (got <= 0) return lose(id, got == 0 ? "closed by the other end" : io::error_text(error));
-    if (static_cast<std::size_t>(got) != sizeof packet || packet.magic != kMagic ||
-        packet.version != kVersion) {
+    if (static_cast<std::size_t>(got) != sizeof packet || packet.magic != Packet::kMagic ||
+        packet.version != Packet::kVersion) {
       return lose(id, "a malformed packet");
     }
     if (!take(id, packet, passed.get())) return;

@@ -5,7 +5,6 @@
 // number chosen by the other end, so a recorded proof is useless. Nothing else is sent before.
 #pragma once
 
-#include <array>
 #include <asio/io_context.hpp>
 #include <asio/steady_timer.hpp>
 #include <cstdint>
@@ -21,6 +20,7 @@
 #include "pccl/io/socket.h"
 #include "pccl/memory/offer.h"
 #include "pccl/memory/region.h"
+#include "pccl/node/neighbour_packet.h"
 
 namespace pccl::node {
 
@@ -56,9 +56,9 @@ class Neighbours {
   void poll();
 
  private:
-  struct Packet;
+  using Packet = NeighbourPacket;
   struct Outgoing {
-    std::array<std::uint8_t, 88> bytes{};
+    Packet packet;
     memory::RegionPtr region;
   };
   struct Channel {

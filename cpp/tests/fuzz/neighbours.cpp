@@ -5,36 +5,26 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
 #include <asio/io_context.hpp>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "fuzz.h"
-#include "pccl/digest/proof.h"
 #include "pccl/memory/board.h"
 #include "pccl/memory/pipe.h"
+#include "pccl/node/neighbour_packet.h"
+#include "pccl/os/channel.h"
 
 namespace pccl::fuzz {
 namespace {
 
-constexpr std::size_t kPacketBytes = 88;
-
-int connect_to(const PeerId& peer) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string name = "pccl-" + peer.hex();
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  const int descriptor = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  must(descriptor >= 0 && ::connect(descriptor, reinterpret_cast<sockaddr*>(&address), size) == 0,
-       "it listens");
-  return descriptor;
-}
+using Packet = node::NeighbourPacket;
+using Bytes = std::array<std::uint8_t, sizeof(Packet) + 8>;  // room for one that is too long
 
 class World {
  public:
@@ -50,55 +40,71 @@ class World {
              },
              [] {}}) {
     must(static_cast<bool>(neighbours_.listen()), "it can listen");
-    descriptor_ = connect_to(self_);
+    connect();
   }
   ~World() { ::close(descriptor_); }
 
   void step(Script& script) {
     const std::uint8_t what = script.byte();
+    const bool fresh = std::exchange(fresh_, false);
+    bool valid = false;  // a hello that must be accepted
     if (what % 8 == 0) {
       ::close(descriptor_);
-      descriptor_ = connect_to(self_);
+      connect();
     } else if (what % 8 == 1) {
       neighbours_.offer(other_, memory::Offer::array, script.byte(), nullptr);
       neighbours_.ring(other_);
     } else {
       const std::uint8_t flags = script.byte();
-      std::array<std::uint8_t, kPacketBytes + 8> packet{};
+      Bytes packet{};
       const auto given = script.piece();
       std::copy_n(given.begin(), std::min(given.size(), packet.size()), packet.begin());
       if ((flags & 1) == 0) greet(packet, flags);
-      send(packet.data(), (flags & 2) != 0 ? std::min(given.size(), packet.size()) : kPacketBytes,
+      send(packet.data(), (flags & 2) != 0 ? std::min(given.size(), packet.size()) : sizeof(Packet),
            flags >> 4);
+      valid = fresh && (flags & 7) == 0;
     }
-    context_.restart();
-    context_.poll();
-    neighbours_.poll();
-    std::array<std::uint8_t, 256> answer{};
-    while (::recv(descriptor_, answer.data(), answer.size(), MSG_DONTWAIT) > 0) {
-    }
+    turn();
+    must(!valid || up_ == other_, "a valid hello is accepted");
   }
 
  private:
-  // Fills in the fields of a valid packet, and the proof of a hello.
-  void greet(std::array<std::uint8_t, kPacketBytes + 8>& packet, std::uint8_t flags) {
-    const std::uint32_t magic = 0x4c4c4350;
-    const std::uint16_t version = 3;
-    std::memcpy(packet.data(), &magic, sizeof magic);
-    std::memcpy(packet.data() + 4, &version, sizeof version);
-    packet[6] = static_cast<std::uint8_t>(packet[6] % 6);
-    packet[7] = 0;
-    if ((flags & 4) != 0) return;
-    packet[6] = 0;                         // a hello
-    std::memset(packet.data() + 8, 0, 8);  // host
-    std::memcpy(packet.data() + 40, other_.bytes.data(), 16);
-    std::memcpy(packet.data() + 56, self_.bytes.data(), 16);
-    std::array<std::uint64_t, 7> about{};
-    std::memcpy(&about[2], packet.data() + 16, 8);
-    std::memcpy(&about[3], other_.bytes.data(), 16);
-    std::memcpy(&about[5], self_.bytes.data(), 16);
-    const PeerId proof = digest::proof(word_, about);
-    std::memcpy(packet.data() + 72, proof.bytes.data(), 16);
+  // A new connection, with the challenge that comes first.
+  void connect() {
+    descriptor_ = os::open_channel();
+    must(descriptor_ >= 0 && os::connect_channel(descriptor_, node::channel_name(self_)) == 0,
+         "it listens");
+    challenge_ = up_ = {};
+    turn();
+    must(!challenge_.empty(), "it sends a challenge");
+    fresh_ = true;
+  }
+
+  void turn() {
+    context_.restart();
+    context_.poll();
+    neighbours_.poll();
+    Packet answer;
+    while (::recv(descriptor_, &answer, sizeof answer, MSG_DONTWAIT) > 0) {
+      if (answer.kind == Packet::Kind::challenge) challenge_ = answer.proof;
+    }
+  }
+
+  // Makes it a valid packet; a hello unless bit 2 of `flags` is set.
+  void greet(Bytes& bytes, std::uint8_t flags) const {
+    Packet packet;
+    std::memcpy(&packet, bytes.data(), sizeof packet);
+    packet.magic = Packet::kMagic;
+    packet.version = Packet::kVersion;
+    packet.kind = static_cast<Packet::Kind>(static_cast<std::uint8_t>(packet.kind) % 6);
+    if ((flags & 4) == 0) {
+      packet.kind = Packet::Kind::hello;
+      packet.host = 0;
+      packet.from = other_;
+      packet.to = self_;
+      packet.proof = packet.proven(word_, challenge_);
+    }
+    std::memcpy(bytes.data(), &packet, sizeof packet);
   }
 
   // Sends the packet. `how` selects the number, size and seals of the descriptors that it passes.
@@ -138,6 +144,8 @@ class World {
   PeerId word_ = peer(9);
   PeerId other_ = peer(2);
   PeerId up_;
+  PeerId challenge_;
+  bool fresh_ = false;  // the last step connected
   node::Neighbours neighbours_;
   int descriptor_ = -1;
 };

@@ -4,11 +4,15 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "arrays.h"
 #include "fuzz.h"
 #include "pccl/digest/ticket.h"
 #include "pccl/link/frame.h"
+#include "pccl/memory/board.h"
+#include "pccl/memory/pipe.h"
+#include "pccl/node/neighbour_packet.h"
 #include "pccl/state/transfer.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/messages.h"
@@ -223,16 +227,20 @@ void manifests() {
 }
 
 void neighbours() {
+  // For each kind of offer, the bits that make the target pass memory of the right size and seals.
+  const std::pair<int, std::size_t> passed[] = {
+      {0x30, memory::kBoardBytes},   {0x60, memory::kPageBytes},   {0xf0, 4096}, {0xf0, 4096},
+      {0xb0, memory::kPipeEndBytes}, {0xb0, memory::kPipeEndBytes}};
   for (std::uint8_t kind = 0; kind < 6; ++kind) {
     for (std::uint8_t offer = 0; offer < 6; ++offer) {
-      wire::Bytes packet(88, 0);
-      packet[6] = kind;
-      packet[24] = 0;
-      packet[26] = 1;  // a size
-      packet[32] = offer;
+      node::NeighbourPacket packet;
+      packet.kind = static_cast<node::NeighbourPacket::Kind>(kind);
+      packet.size = passed[offer].second;
+      packet.offer = offer;
       Scribe script;
       script.byte(2).byte(0).piece({});
-      script.byte(2).byte(static_cast<std::uint8_t>(4 | (offer << 6) | 0x30)).piece(packet);
+      script.byte(2).byte(static_cast<std::uint8_t>(4 | passed[offer].first));
+      script.piece({reinterpret_cast<const std::uint8_t*>(&packet), sizeof packet});
       seed("neighbours", "packet-" + std::to_string(kind) + "-" + std::to_string(offer),
            script.bytes());
     }
