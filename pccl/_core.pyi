@@ -399,6 +399,5 @@ class Master:
     def wait(self, timeout: float | None) -> bool:
         """True when it has stopped. Releases the GIL, obeys Ctrl-C."""
 
-def run_master(listen: str) -> int: ...
 def parse_masters(text: str, function: str) -> list[tuple[str, int]]:
     """The masters' addresses, comma-separated, as (host, port)."""

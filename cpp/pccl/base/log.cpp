@@ -14,7 +14,6 @@
 #include <utility>
 
 namespace pccl {
-
 namespace {
 
 constexpr std::array<std::string_view, 7> kNames = {"TRACE", "DEBUG", "INFO", "WARN",
@@ -87,6 +86,20 @@ void append_json(std::string& line, std::string_view text, std::size_t most) {
 
 char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
 
+// Read from PCCL_LOG_FORMAT at first use. Any thread.
+LogFormat log_format() {
+  std::uint8_t format = format_in_force.load(std::memory_order_relaxed);
+  if (format == kUnread) {
+    const char* const text = std::getenv("PCCL_LOG_FORMAT");
+    LogFormat read = find_log_format(text ? text : "auto").value_or(LogFormat::automatic);
+    if (read == LogFormat::automatic)
+      read = ::isatty(STDERR_FILENO) == 1 ? LogFormat::brief : LogFormat::text;
+    format = static_cast<std::uint8_t>(read);
+    format_in_force.store(format, std::memory_order_relaxed);
+  }
+  return static_cast<LogFormat>(format);
+}
+
 }  // namespace
 
 std::optional<LogLevel> find_log_level(std::string_view text) {
@@ -100,15 +113,12 @@ std::optional<LogLevel> find_log_level(std::string_view text) {
   return std::nullopt;
 }
 
-LogLevel parse_log_level(std::string_view text) {
-  return find_log_level(text).value_or(LogLevel::warn);
-}
-
 LogLevel log_level() {
   std::uint8_t level = level_in_force.load(std::memory_order_relaxed);
   if (level == kUnread) {
     const char* text = std::getenv("PCCL_LOG_LEVEL");
-    const auto read = static_cast<std::uint8_t>(text ? parse_log_level(text) : LogLevel::warn);
+    const auto read =
+        static_cast<std::uint8_t>(find_log_level(text ? text : "").value_or(LogLevel::warn));
     // On failure `level` becomes the value that another thread has set meanwhile.
     if (level_in_force.compare_exchange_strong(level, read, std::memory_order_relaxed))
       level = read;
@@ -126,19 +136,6 @@ std::optional<LogFormat> find_log_format(std::string_view text) {
   const auto* const found = std::ranges::find(kFormats, text);
   if (found == kFormats.end()) return std::nullopt;
   return static_cast<LogFormat>(found - kFormats.begin());
-}
-
-LogFormat log_format() {
-  std::uint8_t format = format_in_force.load(std::memory_order_relaxed);
-  if (format == kUnread) {
-    const char* const text = std::getenv("PCCL_LOG_FORMAT");
-    LogFormat read = find_log_format(text ? text : "auto").value_or(LogFormat::automatic);
-    if (read == LogFormat::automatic)
-      read = ::isatty(STDERR_FILENO) == 1 ? LogFormat::brief : LogFormat::text;
-    format = static_cast<std::uint8_t>(read);
-    format_in_force.store(format, std::memory_order_relaxed);
-  }
-  return static_cast<LogFormat>(format);
 }
 
 // -- lines

@@ -19,15 +19,15 @@ enum class LogLevel : std::uint8_t { trace = 0, debug, info, warn, err, fatal, n
 // Parses the text of PCCL_LOG_LEVEL, in any case; Python's WARNING, ERROR and CRITICAL, too. Empty:
 // unknown text.
 [[nodiscard]] std::optional<LogLevel> find_log_level(std::string_view text);
-// Like find_log_level; unknown text is `warn`, so that a misspelling hides nothing.
-[[nodiscard]] LogLevel parse_log_level(std::string_view text);
 
 // The lowest level that this process prints. Read from PCCL_LOG_LEVEL at first use unless
-// set_log_level was called before. Any thread.
+// set_log_level was called before; unknown text is `warn`, so that a misspelling hides nothing. Any
+// thread.
 [[nodiscard]] LogLevel log_level();
 void set_log_level(LogLevel level);
 
-// The form of a line, and PCCL_LOG_FORMAT's names for them.
+// The form of a line, and PCCL_LOG_FORMAT's names for them. Read at the first line; unknown text is
+// `automatic`.
 enum class LogFormat : std::uint8_t {
   automatic,  // "auto": `brief` if stderr is a terminal, else `text`
   brief,      // "short": pccl[<who>] <level>: <text>
@@ -35,8 +35,6 @@ enum class LogFormat : std::uint8_t {
   json,       // "json": an object with the keys time, level, who, epoch (may be null) and text
 };
 [[nodiscard]] std::optional<LogFormat> find_log_format(std::string_view text);
-// Read from PCCL_LOG_FORMAT at first use; unknown text is `automatic`. Any thread.
-[[nodiscard]] LogFormat log_format();
 
 // A line as log() prints it, with its line break, at most 4096 bytes. `who` and `text` may have any
 // bytes: control characters become spaces, and in JSON what is no UTF-8 becomes U+FFFD. `time`:

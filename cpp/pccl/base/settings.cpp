@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "pccl/base/log.h"
 #include "pccl/base/name.h"
 #include "pccl/os/process.h"
 
@@ -112,20 +113,15 @@ class Reader {
                                  : Checksum::never;
   }
 
-  void level(const char* name, LogLevel& value) {
+  void level(const char* name) {
     const auto given = find(name);
-    if (!given) return;
-    const auto level = find_log_level(*given);
-    if (!level) return fail(name, *given, "TRACE, DEBUG, INFO, WARN, ERR, FATAL or NONE");
-    value = *level;
+    if (given && !find_log_level(*given))
+      fail(name, *given, "TRACE, DEBUG, INFO, WARN, ERR, FATAL or NONE");
   }
 
-  void format(const char* name, LogFormat& value) {
+  void format(const char* name) {
     const auto given = find(name);
-    if (!given) return;
-    const auto format = find_log_format(*given);
-    if (!format) return fail(name, *given, "auto, short, text or json");
-    value = *format;
+    if (given && !find_log_format(*given)) fail(name, *given, "auto, short, text or json");
   }
 
   void flag(const char* name, bool& value) {
@@ -167,9 +163,9 @@ class Reader {
 Result<Settings> Settings::from(const Lookup& lookup) {
   Settings settings;
   Reader read(lookup);
-  read.level("PCCL_LOG_LEVEL", settings.log_level);
+  read.level("PCCL_LOG_LEVEL");
   read.name("PCCL_NAME", settings.name);
-  read.format("PCCL_LOG_FORMAT", settings.log_format);
+  read.format("PCCL_LOG_FORMAT");
   read.text("PCCL_TRACE", settings.trace);
   read.integer("PCCL_TRACE_MB", settings.trace_mb, 1U, 65536U);
   read.text("PCCL_BIND", settings.bind_address);

@@ -11,7 +11,6 @@
 
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
-#include "pccl/base/log.h"
 
 namespace pccl {
 
@@ -24,17 +23,12 @@ enum class Checksum : std::uint8_t {
 
 // Read once when a communicator or a master is made, and passed down as const: a later change of
 // the environment affects only later objects. Tests and the simulator fill in their own. Durations
-// are float seconds in the environment. An empty variable counts as unset.
+// are float seconds in the environment. An empty variable counts as unset. PCCL_LOG_LEVEL and
+// PCCL_LOG_FORMAT are only checked here: log.h reads them.
 struct Settings {
-  // PCCL_LOG_LEVEL: lowest level printed: TRACE DEBUG INFO WARN ERR FATAL NONE, in any case.
-  LogLevel log_level = LogLevel::warn;
-
   // PCCL_NAME: what messages call this peer: 1 to 64 printable ASCII characters without blanks,
   // such as a host and a number. Empty: the host's name and the process id.
   std::string name;
-
-  // PCCL_LOG_FORMAT: auto, short, text or json. See LogFormat.
-  LogFormat log_format = LogFormat::automatic;
 
   // PCCL_TRACE: a folder in which each peer writes a trace of its operations. Empty: none.
   std::string trace;

@@ -95,15 +95,6 @@ class Master {
   std::unique_ptr<server::Server> server_;
 };
 
-int run_master(const std::string& listen) {
-  const io::Secret secret =
-      value_of(io::Secret::from_environment(), CallKind::collective, "run_master");
-  Master master(listen, &secret, 1, 1, 0);
-  master.run();
-  (void)master.wait(std::nullopt);
-  return 0;
-}
-
 }  // namespace
 
 void bind_master(nb::module_& m) {
@@ -129,7 +120,6 @@ void bind_master(nb::module_& m) {
       .def("status", &Master::status)
       .def("interrupt", &Master::interrupt)
       .def("wait", &Master::wait, nb::arg("timeout").none());
-  m.def("run_master", &run_master, "listen"_a);
 }
 
 }  // namespace pccl::bindings

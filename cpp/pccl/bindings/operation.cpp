@@ -2,14 +2,12 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace pccl::bindings {
 namespace {

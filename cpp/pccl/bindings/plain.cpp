@@ -1,7 +1,6 @@
 #include "pccl/bindings/plain.h"
 
 #include <nanobind/ndarray.h>
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 #include "pccl/io/secret.h"
 
 #include <string>
-#include <string_view>
 
 #include "pccl/bindings/common.h"
 

@@ -1,5 +1,4 @@
 // All-reduce as a custom call in a program compiled by XLA, for `pccl.allreduce` inside jax.jit.
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
@@ -12,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>

@@ -135,8 +135,6 @@ struct CallFrame {
   Future* future;  // set by an asynchronous handler
 };
 
-using Handler = Error*(CallFrame*);
-
 struct CreateError {
   Header header;
   const char* message;

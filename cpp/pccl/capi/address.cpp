@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
-#include <optional>
 #include <string>
 
 #include "pccl/io/address.h"

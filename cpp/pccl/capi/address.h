@@ -1,8 +1,6 @@
 // Addresses of pccl.h <-> addresses of the library.
 #pragma once
 
-#include <string_view>
-
 #include "pccl.h"
 #include "pccl/base/error.h"
 #include "pccl/wire/records.h"

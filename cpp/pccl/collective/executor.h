@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -102,7 +101,6 @@ class Executor {
   // cancel() does. REQUIRES: the attempt has finished.
   BytesMoved commit(const wire::OpKey& key);
   [[nodiscard]] ExecutorEvents take_events() { return std::exchange(events_, {}); }
-  [[nodiscard]] bool running(const wire::OpKey& key) const { return operations_.contains(key); }
 
   // Begins an epoch: drops what was received early for attempts before `abort_floor` and for
   // earlier admissions.

@@ -58,7 +58,6 @@ struct Source {
   bool windowed = true;
   // All-to-all: the ranks whose elements it holds, in this order.
   std::vector<std::uint32_t> ranks = {};
-  bool operator==(const Source&) const = default;
 };
 
 // One rank's part in one chunk. The rank combines its own elements first, then `sources` in order.
@@ -74,7 +73,6 @@ struct ChunkFlow {
   [[nodiscard]] bool owner() const { return partial_to == kNobody && final_from == kNobody; }
   // Whether this rank gets the final bytes.
   [[nodiscard]] bool ends_here() const { return owner() || final_from != kNobody; }
-  bool operator==(const ChunkFlow&) const = default;
 };
 
 // One rank's part of an operation: a flow per chunk. `shares[c]` is chunk c's weight in the cut
@@ -154,7 +152,6 @@ struct Piece {
   std::uint32_t array = 0;  // index into the operation's arrays
   std::uint64_t first = 0;  // element
   std::uint64_t count = 0;  // elements, > 0
-  bool operator==(const Piece&) const = default;
 };
 
 // One array's size.
@@ -170,7 +167,6 @@ struct Segment {
   std::uint32_t piece_count = 0;
   std::uint32_t raw_bytes = 0;          // on the wire, as elements
   std::uint32_t accumulated_bytes = 0;  // on the wire, in the accumulation type
-  bool operator==(const Segment&) const = default;
 };
 
 // The whole cut of an operation, equal on all members.

@@ -35,7 +35,6 @@ class Socket {
   Socket& operator=(const Socket&) = delete;
 
   [[nodiscard]] int raw() const { return raw_; }
-  [[nodiscard]] bool is_open() const { return raw_ >= 0; }
   // Calls waiting handlers with an error. May be called again.
   void close();
   // Gives the descriptor to the caller. REQUIRES: not secured.

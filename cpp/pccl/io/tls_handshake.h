@@ -33,8 +33,6 @@ class TlsHandshake : public std::enable_shared_from_this<TlsHandshake> {
                                              Done done, wire::Bytes plain_prefix = {});
   // `done` is not called any more.
   void cancel();
-  // REQUIRES: `done` was not called.
-  [[nodiscard]] const Socket& socket() const { return *socket_; }
 
  private:
   TlsHandshake(asio::io_context& context, std::unique_ptr<Socket> socket, std::unique_ptr<Tls> tls,

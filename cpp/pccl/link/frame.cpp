@@ -1,6 +1,5 @@
 #include "pccl/link/frame.h"
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>

@@ -88,7 +88,6 @@ struct Hello {
   bool keeps = false;  // both ends keep sent frames until they are confirmed, so that other stripes
                        // can stand in for one that ends; equal on all stripes but pipes
   bool memory = false;  // the stripe is a pipe
-  bool operator==(const Hello&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.run, self.from, self.to, self.generation, self.stripe, self.keeps, self.memory);
@@ -106,7 +105,6 @@ struct Lost {
   std::uint64_t generation = 0;
   std::uint32_t stripe = 0;
   std::uint64_t received = 0;  // complete frames, the handshake's included
-  bool operator==(const Lost&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.generation, self.stripe, self.received);

@@ -8,7 +8,6 @@
 #include <variant>
 #include <vector>
 
-#include "pccl/base/error.h"
 #include "pccl/base/log.h"
 #include "pccl/base/settings.h"
 #include "pccl/link/stripe.h"

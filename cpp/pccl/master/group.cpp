@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "pccl/base/overloaded.h"
 #include "pccl/base/text.h"
 #include "pccl/digest/ticket.h"
 

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "pccl/base/overloaded.h"
-#include "pccl/base/text.h"
 #include "pccl/master/group.h"
 
 namespace pccl::master {

@@ -15,10 +15,6 @@
 #include "pccl/master/quorum.h"
 #include "pccl/master/replicas.h"
 
-#ifndef PCCL_VERSION
-#define PCCL_VERSION "unknown"
-#endif
-
 namespace pccl::master {
 
 struct Send {
@@ -50,8 +46,6 @@ struct EndRelay {
   PeerId other;
 };
 using Action = std::variant<Send, Close, LogLine, TryAddress, ExpectRelay, EndRelay>;
-
-inline constexpr const char* kSoftware = "pccl " PCCL_VERSION;
 
 // *one thread: the server's*
 class Master final : private Surroundings {

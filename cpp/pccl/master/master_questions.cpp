@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/version.h"
 #include "pccl/master/master.h"
 #include "pccl/wire/address.h"
 

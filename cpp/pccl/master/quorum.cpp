@@ -4,13 +4,6 @@
 #include <utility>
 
 namespace pccl::master {
-namespace {
-
-bool is_epoch(const wire::LogEntry& entry) {
-  return std::holds_alternative<wire::EpochRecord>(entry.what);
-}
-
-}  // namespace
 
 std::set<Seat> seats_of(const wire::EpochRecord& record) {
   std::set<Seat> seats;
@@ -21,7 +14,7 @@ std::set<Seat> seats_of(const wire::EpochRecord& record) {
 // -- what the group decides
 
 void Quorum::appended(const wire::LogEntry& entry, Instant now) {
-  if (is_epoch(entry)) {
+  if (std::holds_alternative<wire::EpochRecord>(entry.what)) {
     if (pending_.empty()) proposed_at_ = now;
     pending_.push_back(entry);
   } else if (pending_.empty()) {
@@ -111,10 +104,8 @@ bool Quorum::decide(const std::set<Seat>& connected, Instant now) {
   }
   const wire::LogEntry entry = std::move(pending_.front());
   pending_.pop_front();
-  const auto& record = std::get<wire::EpochRecord>(entry.what);
   decided_ = entry.ordinal;
-  epoch_ = record.epoch;
-  acceptors_ = seats_of(record);
+  acceptors_ = seats_of(std::get<wire::EpochRecord>(entry.what));
   own_ = true;
   votes_.clear();
   std::erase_if(left_, [&](const Seat& seat) { return !accepts(seat); });

@@ -14,7 +14,6 @@
 #include <set>
 #include <vector>
 
-#include "pccl/base/error.h"
 #include "pccl/master/returned.h"
 #include "pccl/wire/messages.h"
 
@@ -41,11 +40,7 @@ class Quorum {
   // entry known to be decided. `collected`: as DecisionLog::collected.
   Quorum(std::uint32_t term, const wire::EpochRecord& decided, std::uint64_t ordinal,
          std::uint64_t collected)
-      : term_(term),
-        decided_(ordinal),
-        epoch_(decided.epoch),
-        acceptors_(seats_of(decided)),
-        collected_(collected) {}
+      : term_(term), decided_(ordinal), acceptors_(seats_of(decided)), collected_(collected) {}
 
   // -- what the group decides
   // The group's log has a new entry. Call before it is sent.
@@ -81,8 +76,6 @@ class Quorum {
 
   // -- state
   [[nodiscard]] std::uint32_t term() const { return term_; }
-  [[nodiscard]] std::uint64_t decided() const { return decided_; }
-  [[nodiscard]] std::uint64_t decided_epoch() const { return epoch_; }
   [[nodiscard]] std::uint64_t collected(std::uint64_t now_collected);
 
  private:
@@ -90,7 +83,6 @@ class Quorum {
 
   std::uint32_t term_;
   std::uint64_t decided_ = 0;  // the last ordinal that may be sent
-  std::uint64_t epoch_ = 0;    // the last decided one
   std::set<Seat> acceptors_;
   bool own_ = false;                    // this master made the last decided epoch, in this term
   std::deque<wire::LogEntry> pending_;  // epochs that are not decided, in order

@@ -2,7 +2,6 @@
 // whether they are true.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "pccl/master/limits.h"

@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-#include "pccl/base/text.h"
+#include "pccl/base/version.h"
 #include "pccl/master/master.h"
 
 namespace pccl::master {

@@ -11,7 +11,6 @@
 #include <span>
 
 #include "pccl/base/ids.h"
-#include "pccl/base/pace.h"
 #include "pccl/wire/records.h"
 
 namespace pccl::measured {

@@ -20,7 +20,6 @@ struct Word {
   bool asked = false;           // of the next one: the master knows it
   bool spoilt = false;          // of the next one: it will not be committed here
   bool closed = false;          // the epoch is over: nothing more is decided here
-  bool operator==(const Word&) const = default;
 
   [[nodiscard]] constexpr std::uint64_t pack() const {
     return index << 8 | (committed ? 1U : 0U) | (newcomers_wait ? 2U : 0U) | (told ? 4U : 0U) |

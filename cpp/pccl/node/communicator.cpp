@@ -10,12 +10,9 @@
 #include "pccl/base/log.h"
 #include "pccl/base/name.h"
 #include "pccl/base/text.h"
+#include "pccl/base/version.h"
 #include "pccl/io/address.h"
 #include "pccl/node/visit.h"
-
-#ifndef PCCL_VERSION
-#define PCCL_VERSION "unknown"
-#endif
 
 namespace pccl::node {
 namespace {
@@ -338,7 +335,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   options.join.ranks_per_replica = options_.ranks_per_replica;
   options.join.name = options_.name;
   options.join.quiet = options_.quiet;
-  options.join.software = std::string("pccl ") + PCCL_VERSION;
+  options.join.software = kSoftware;
   std::shared_ptr<Runtime> runtime;
   {
     const std::lock_guard lock(mutex_);

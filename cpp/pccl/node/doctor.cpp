@@ -8,16 +8,13 @@
 #include <utility>
 
 #include "pccl/base/clock.h"
+#include "pccl/base/version.h"
 #include "pccl/io/address.h"
 #include "pccl/io/connector.h"
 #include "pccl/io/socket.h"
 #include "pccl/io/tls.h"
 #include "pccl/link/stripe.h"
 #include "pccl/node/visitor.h"
-
-#ifndef PCCL_VERSION
-#define PCCL_VERSION "unknown"
-#endif
 
 namespace pccl::node {
 namespace {
@@ -125,19 +122,18 @@ class Doctor {
   }
 
  private:
-  // False: the examination ended early, for the reason in result_.failure.
-  bool examine(std::uint16_t port, const std::vector<wire::Address>& advertise) {
-    if (!connect()) return false;
+  // Ends early after a failure, which is in result_.failure.
+  void examine(std::uint16_t port, const std::vector<wire::Address>& advertise) {
+    if (!connect()) return;
     result_.round_trip = Duration::max();
     for (int i = 0; i < kQuestions; ++i) {
       const Instant asked = clock_now();
-      if (!ask(0)) return false;
+      if (!ask(0)) return;
       result_.round_trip = std::min(result_.round_trip, clock_now() - asked);
     }
     listen(port);
-    if (result_.port != 0 && !ask_who_reaches_us(advertise)) return false;
+    if (result_.port != 0 && !ask_who_reaches_us(advertise)) return;
     contact_members();
-    return true;
   }
 
   bool fail(const std::string& reason) {
@@ -153,7 +149,7 @@ class Doctor {
 
   // Asks the master, for result_.findings. `port`: to be reached there from outside; 0: none.
   bool ask(std::uint16_t port) {
-    const wire::Inquiry question{group_, port, std::string("pccl ") + PCCL_VERSION};
+    const wire::Inquiry question{group_, port, kSoftware};
     if (const Status said = master_.say(question); !said) return fail(said.error().reason);
     Result<wire::Frame> answer = master_.hear(kAnswerTime);
     if (!answer) return fail(answer.error().reason);

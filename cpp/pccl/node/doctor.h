@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "pccl/base/error.h"
 #include "pccl/base/settings.h"
 #include "pccl/io/secret.h"
 #include "pccl/wire/messages.h"

@@ -10,7 +10,7 @@
 #include "pccl/base/clock.h"
 #include "pccl/base/log.h"
 #include "pccl/io/address.h"
-#include "pccl/io/tcp_info.h"
+#include "pccl/os/tcp.h"
 #include "pccl/wire/messages.h"
 
 namespace pccl::node {
@@ -91,7 +91,7 @@ void PeerConnections::add_socket(std::uint64_t id, std::unique_ptr<io::Socket> s
   if (!local) {
     socket->hold_little();
     if (!options_.settings.tcp_congestion.empty())
-      io::set_congestion_control(socket->raw(), options_.settings.tcp_congestion);
+      (void)os::set_congestion_control(socket->raw(), options_.settings.tcp_congestion);
   }
   Connection& connection = connections_[id];
   connection.local = local;
@@ -136,7 +136,7 @@ void PeerConnections::dial(const link::DialRequest& request) {
 
 // Warns once if the kernel's limit on a socket's buffers slows transfers down.
 void PeerConnections::inspect_buffers(const io::Socket& socket) {
-  const auto info = io::tcp_info(socket.raw());
+  const auto info = os::tcp_statistics(socket.raw());
   if (!info || info->busy < std::chrono::seconds(1)) return;
   const bool sender = info->held_by_sender * 2 > info->busy;
   if (!sender && info->held_by_receiver * 2 <= info->busy) return;

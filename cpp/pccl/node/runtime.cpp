@@ -5,10 +5,9 @@
 #include <utility>
 
 #include "pccl/base/clock.h"
-#include "pccl/base/fork.h"
 #include "pccl/base/log.h"
 #include "pccl/io/address.h"
-#include "pccl/io/tcp_info.h"
+#include "pccl/io/congestion.h"
 #include "pccl/os/pages.h"
 #include "pccl/os/process.h"
 #include "pccl/os/shared_memory.h"

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "pccl/base/overloaded.h"
-#include "pccl/base/text.h"
 
 namespace pccl::peer {
 namespace {
@@ -436,7 +435,7 @@ void Engine::on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uin
                                 const memory::RegionPtr& region, Instant now) {
   at(now);
   if (out()) return;
-  locality_.on_offered(peer, what, number, region, now);
+  locality_.on_offered(peer, what, number, region);
   link_driver_.locality_told();
 }
 

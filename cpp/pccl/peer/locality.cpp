@@ -97,7 +97,7 @@ void Locality::on_down(const PeerId& peer, const std::string& reason, Instant no
 }
 
 void Locality::on_offered(const PeerId& peer, memory::Offer what, std::uint64_t number,
-                          const memory::RegionPtr& region, Instant) {
+                          const memory::RegionPtr& region) {
   const auto it = neighbours_.find(peer);
   if (it == neighbours_.end()) return;
   Neighbour& neighbour = it->second;

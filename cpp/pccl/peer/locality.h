@@ -72,7 +72,7 @@ class Locality final : private memory::LocalHost {
   void on_up(const PeerId& peer, Instant now);
   void on_down(const PeerId& peer, const std::string& reason, Instant now);
   void on_offered(const PeerId& peer, memory::Offer what, std::uint64_t number,
-                  const memory::RegionPtr& region, Instant now);
+                  const memory::RegionPtr& region);
   void on_time(Instant now);
   [[nodiscard]] std::optional<Instant> next_deadline() const;
 

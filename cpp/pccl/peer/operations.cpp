@@ -1,6 +1,5 @@
 #include "pccl/peer/operations.h"
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>

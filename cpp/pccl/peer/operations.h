@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "pccl/collective/executor.h"
 #include "pccl/peer/admission.h"

@@ -2,15 +2,8 @@
 
 namespace pccl::peer {
 
-void Threads::outside(std::uint64_t thread) {
-  const auto it = threads_.find(thread);
-  if (it == threads_.end()) return;
-  continues(thread);
-  it->second.inside = false;
-}
-
 void Threads::waits(std::uint64_t thread, const CallPtr& call, Instant now) {
-  threads_[thread] = {true, call, now};
+  threads_[thread] = {call, now};
 }
 
 void Threads::continues(std::uint64_t thread) {

@@ -19,8 +19,8 @@ class Threads {
   // A thread counts as blocked when it has waited this long.
   static constexpr Duration kBlockedAfter = wire::Blocked::kAfter;
 
-  void inside(std::uint64_t thread) { threads_[thread].inside = true; }
-  void outside(std::uint64_t thread);
+  void inside(std::uint64_t thread) { threads_.try_emplace(thread); }
+  void outside(std::uint64_t thread) { continues(thread); }
   void waits(std::uint64_t thread, const CallPtr& call, Instant now);
   void continues(std::uint64_t thread);
   void ended(std::uint64_t thread);
@@ -49,7 +49,6 @@ class Threads {
  private:
   static constexpr std::size_t kMaxWaits = 1024;  // calls in one report
   struct Thread {
-    bool inside = false;
     CallPtr call;  // in which it waits; null: none
     Instant since{};
   };

@@ -23,7 +23,6 @@ struct Quantization {
   // Rounds up or down at random so that the expected value is the value itself.
   bool stochastic = false;
   std::uint32_t block = 512;  // elements that share a range
-  bool operator==(const Quantization&) const = default;
   explicit operator bool() const { return code != CodeType::none; }
 };
 

@@ -34,7 +34,6 @@ struct LocalEntry {
 struct Manifest {
   std::vector<wire::StateEntry> entries;  // sorted by name
   std::vector<wire::Digest> chunks;
-  bool operator==(const Manifest&) const = default;
   static void fields(auto& self, auto& visit) { visit(self.entries, self.chunks); }
 };
 

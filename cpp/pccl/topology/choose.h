@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "pccl/base/ids.h"
 #include "pccl/topology/plan.h"
 #include "pccl/topology/rates.h"
 #include "pccl/wire/records.h"

@@ -1,6 +1,5 @@
 #include "pccl/topology/plan.h"
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>

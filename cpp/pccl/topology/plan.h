@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "pccl/base/dtype.h"
 #include "pccl/wire/records.h"
 
 namespace pccl::topology {

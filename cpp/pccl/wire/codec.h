@@ -3,7 +3,6 @@
 // count. A reader allocates memory only for items that it has read, not for the count.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

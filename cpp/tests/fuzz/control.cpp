@@ -1,6 +1,5 @@
 // Control messages: arbitrary bytes for the reader, and a master with members, newcomers and
 // strangers that send arbitrary messages in any order.
-#include <optional>
 #include <utility>
 #include <vector>
 

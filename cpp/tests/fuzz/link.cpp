@@ -1,7 +1,6 @@
 // The links of one peer: connections that send anything, before and after the handshake, during an
 // operation or a sync. The other end is a member of the run.
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <optional>
 #include <set>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>

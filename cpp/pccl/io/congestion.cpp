@@ -1,4 +1,4 @@
-#include "pccl/io/tcp_info.h"
+#include "pccl/io/congestion.h"
 
 #include <sys/socket.h>
 
@@ -11,12 +11,6 @@
 
 namespace pccl::io {
 
-std::optional<TcpInfo> tcp_info(int descriptor) {
-  const auto known = os::tcp_statistics(descriptor);
-  if (!known) return std::nullopt;
-  return TcpInfo{known->least_rtt, known->busy, known->held_by_sender, known->held_by_receiver};
-}
-
 Status check_congestion_control(const std::string& name) {
   const int descriptor = open_descriptor([] { return os::open_stream(AF_INET); });
   if (descriptor < 0) return Status(Code::internal_error, std::generic_category().message(errno));
@@ -27,10 +21,6 @@ Status check_congestion_control(const std::string& name) {
   return Status(Code::invalid_argument, "PCCL_TCP_CONGESTION=\"" + name.substr(0, 64) +
                                             "\": " + std::generic_category().message(error) +
                                             (names.empty() ? "" : "; there are: " + names));
-}
-
-void set_congestion_control(int descriptor, const std::string& name) {
-  (void)os::set_congestion_control(descriptor, name);
 }
 
 }  // namespace pccl::io
