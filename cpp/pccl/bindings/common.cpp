@@ -17,7 +17,7 @@ void raise(const Error& error, CallKind kind, const char* function) {
 }
 
 void refuse(const char* function, std::string reason) {
-  raise({Code::invalid_argument, std::move(reason), {}, {}}, CallKind::collective, function);
+  raise({Code::invalid_argument, std::move(reason)}, CallKind::collective, function);
 }
 
 wire::Address parse_address(const std::string& text, std::uint16_t default_port,

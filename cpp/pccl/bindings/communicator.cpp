@@ -257,8 +257,7 @@ std::uint64_t attribute(const CommunicatorHandle& comm, int which) {
     case 4:
       return view.census.largest_group;
     default:
-      raise({Code::invalid_argument, "no such attribute", {}, {}}, CallKind::question,
-            "get_attribute");
+      raise({Code::invalid_argument, "no such attribute"}, CallKind::question, "get_attribute");
   }
 }
 

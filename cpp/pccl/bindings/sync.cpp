@@ -115,9 +115,8 @@ std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given
                                      what.containers, what.bytes));
       }
       const nb::object reason = call_with(check, listed);
-      answer.emplace(Error{Code::ok, {}, {}, {}});
-      if (!reason.is_none())
-        *answer = {Code::mismatched_call, nb::cast<std::string>(reason), {}, {}};
+      answer.emplace(Error{Code::ok, {}});
+      if (!reason.is_none()) *answer = {Code::mismatched_call, nb::cast<std::string>(reason)};
     });
     return answer;
   };

@@ -39,7 +39,7 @@ Result<double> WeightedMean::finish() {
 }
 
 Error WeightedMean::unfit(double total) const {
-  Error error{Code::invalid_argument, {}, {}, {}};
+  Error error{Code::invalid_argument, {}};
   if (total == 0) {
     error.reason = "the members' weights add up to 0";
   } else if (std::isnan(weight_)) {

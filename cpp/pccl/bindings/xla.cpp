@@ -197,7 +197,7 @@ const Element* element(xla::Type type) {
   return found == std::end(kElements) ? nullptr : found;
 }
 
-Error wrong(std::string what) { return {Code::internal_error, std::move(what), {}, {}}; }
+Error wrong(std::string what) { return {Code::internal_error, std::move(what)}; }
 
 // The attributes of a call, as the JAX adapter writes them.
 class Reader {
@@ -362,7 +362,7 @@ struct Call {
 Result<Call> read(const xla::CallFrame& frame) {
   const xla::Api* api = frame.api;
   if (api->header.struct_size < sizeof(xla::Api))
-    return Error{Code::not_supported, "this jaxlib is too old for pccl inside jit", {}, {}};
+    return Error{Code::not_supported, "this jaxlib is too old for pccl inside jit"};
   xla::GetDevice device{header<xla::GetDevice>(), frame.context, 0};
   drop(api, api->get_device(&device));
   xla::GetRun run{header<xla::GetRun>(), frame.context, 0};
@@ -399,7 +399,7 @@ Result<Call> read(const xla::CallFrame& frame) {
   job.request.structure = XXH3_64bits(structure.data(), structure.size());
   if (auto error = read_arrays(frame, where, weight, job)) return *error;
   job.engine = registry().find(communicator);
-  if (job.engine == nullptr) return Error{Code::not_initialized, kNotJoined, {}, {}};
+  if (job.engine == nullptr) return Error{Code::not_initialized, kNotJoined};
   return call;
 }
 

@@ -56,11 +56,11 @@ pcclResult_t call(const char* function, CallKind kind, const Body& body) noexcep
     const Status status = body();
     return status ? pcclSuccess : fail(function, kind, status.error());
   } catch (const std::bad_alloc&) {
-    return fail(function, kind, {Code::internal_error, "out of memory", {}, {}});
+    return fail(function, kind, {Code::internal_error, "out of memory"});
   } catch (const std::exception& error) {
-    return fail(function, kind, {Code::internal_error, error.what(), {}, {}});
+    return fail(function, kind, {Code::internal_error, error.what()});
   } catch (...) {
-    return fail(function, kind, {Code::internal_error, "unknown", {}, {}});
+    return fail(function, kind, {Code::internal_error, "unknown"});
   }
 }
 

@@ -20,7 +20,7 @@ constexpr const char* kOut = "this peer is out of the run; it may connect again"
 
 std::atomic<bool> initialized{false};
 
-Error usage(std::string sentence) { return {Code::invalid_usage, std::move(sentence), {}, {}}; }
+Error usage(std::string sentence) { return {Code::invalid_usage, std::move(sentence)}; }
 Error forked() {
   return usage("this process was forked; its copy of the communicator cannot be used");
 }

@@ -25,7 +25,7 @@ Result<state::LocalEntry> entry_from(const pcclTensorInfo_t& info) {
   const auto type = static_cast<int>(info.datatype);
   if (type < 0 || type >= kDataTypeCount) return wrong("no such datatype");
   if (info.device_type == pcclDeviceCuda)
-    return Error{Code::not_supported, name + ": only CPU memory is supported yet", {}, {}};
+    return Error{Code::not_supported, name + ": only CPU memory is supported yet"};
   if (info.device_type != pcclDeviceCpu) return wrong("no such device_type");
   if (info.data == nullptr && info.count != 0) return wrong("data is NULL");
   const auto dtype = static_cast<DataType>(type);

@@ -147,7 +147,7 @@ void Connector::finish(const std::string& failure) {
   std::unique_ptr<Socket> connection = failure.empty() ? std::move(socket_) : nullptr;
   cancel();
   if (connection == nullptr || tls_ == nullptr)
-    return done(std::move(connection), {Code::unreachable, failure, {}, {}});
+    return done(std::move(connection), {Code::unreachable, failure});
   handshake_ =
       TlsHandshake::start(context_, std::move(connection), std::move(tls_), {}, std::move(done));
 }

@@ -26,7 +26,7 @@ constexpr std::size_t kMostBytes = 4096;
 constexpr std::size_t kLeastDifferent = 8;
 constexpr std::string_view kBlank = " \t\r\n";
 
-Error refuse(std::string sentence) { return {Code::invalid_argument, std::move(sentence), {}, {}}; }
+Error refuse(std::string sentence) { return {Code::invalid_argument, std::move(sentence)}; }
 
 Key hmac(std::string_view key, std::string_view text) {
   Key made;

@@ -159,7 +159,7 @@ Result<std::shared_ptr<TlsContext>> TlsContext::make(std::uint64_t key_update_re
   SSL_CTX* context = made->context_ = SSL_CTX_new(TLS_method());
   made->method_ = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "pccl");
   const auto failed = [] {
-    return Error{Code::not_supported, "OpenSSL cannot do TLS 1.3 here: " + last_error(), {}, {}};
+    return Error{Code::not_supported, "OpenSSL cannot do TLS 1.3 here: " + last_error()};
   };
   if (context == nullptr || made->method_ == nullptr) return failed();
   BIO_meth_set_write(made->method_, TlsCallbacks::write);

@@ -36,10 +36,9 @@ std::shared_ptr<TlsHandshake> TlsHandshake::start(asio::io_context& context,
   made->deadline_.expires_after(kTlsTimeout);
   made->deadline_.async_wait([made](const asio::error_code& error) {
     if (error) return;
-    made->finish(
-        made->parting_
-            ? made->why_
-            : Error{Code::unreachable, "did not finish the TLS handshake in 5 seconds", {}, {}});
+    made->finish(made->parting_
+                     ? made->why_
+                     : Error{Code::unreachable, "did not finish the TLS handshake in 5 seconds"});
   });
   // Posted, since `done` must not be called before the caller has the returned pointer.
   asio::post(context, [made] {

@@ -208,7 +208,7 @@ void LinkTable::on_tick(const LinkContext& context) {
     if (entry.phase != StripePhase::established && facts_.at.now >= entry.deadline)
       late.push_back(id);
   for (const std::uint64_t id : late)
-    on_stripe_failed(id, {Code::unreachable, "no handshake in time", {}, {}}, context);
+    on_stripe_failed(id, {Code::unreachable, "no handshake in time"}, context);
 }
 
 bool LinkTable::is_up(const PeerId& peer) const {

@@ -72,7 +72,7 @@ Result<Standby::Settled> Standby::settle(const Lost& notice) {
   LeftFrames left = std::move(it->second.left);
   unsettled_.erase(it);
   if (notice.received < left.first || notice.received > left.first + left.frames.size())
-    return Error{Code::refused, "an impossible notice of a lost connection", {}, {}};
+    return Error{Code::refused, "an impossible notice of a lost connection"};
   for (std::size_t i = notice.received - left.first; i < left.frames.size(); ++i) {
     OutgoingFrame& frame = left.frames[i];
     if (!goes_again(type_of(frame))) continue;

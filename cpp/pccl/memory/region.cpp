@@ -15,10 +15,7 @@ namespace pccl::memory {
 namespace {
 
 Error failed(const char* what) {
-  return {Code::internal_error,
-          std::string(what) + ": " + std::generic_category().message(errno),
-          {},
-          {}};
+  return {Code::internal_error, std::string(what) + ": " + std::generic_category().message(errno)};
 }
 
 // Zeroed memory that cannot be passed on.
@@ -73,7 +70,7 @@ Result<RegionPtr> map_region(int descriptor, std::size_t size, Access access) {
   const int sealed = os::is_sealed(descriptor, access == Access::read);
   if (sealed < 0) return failed("reading seals");
   if (sealed == 0 || static_cast<std::size_t>(about.st_size) != size || size == 0) {
-    return Error{Code::refused, "shared memory that is not sealed as agreed", {}, {}};
+    return Error{Code::refused, "shared memory that is not sealed as agreed"};
   }
   const int protection = access == Access::read ? PROT_READ : PROT_READ | PROT_WRITE;
   void* at = ::mmap(nullptr, size, protection, MAP_SHARED, descriptor, 0);

@@ -45,7 +45,7 @@ std::string no_master(const std::vector<wire::Address>& masters, const Runtime& 
   return text + link.failure();
 }
 
-Error closed_error() { return {Code::invalid_usage, "this communicator is closed", {}, {}}; }
+Error closed_error() { return {Code::invalid_usage, "this communicator is closed"}; }
 
 Status check_finished(const peer::Engine& engine) {
   const std::size_t count = engine.calls().unfinished();

@@ -101,9 +101,7 @@ Result<std::unique_ptr<TraceWriter>> TraceWriter::open(const std::string& folder
                                                        const std::string& name) {
   const auto failed = [&](const std::string& what) {
     return Error{Code::invalid_argument,
-                 "cannot write a trace to " + what + " (PCCL_TRACE): " + std::strerror(errno),
-                 {},
-                 {}};
+                 "cannot write a trace to " + what + " (PCCL_TRACE): " + std::strerror(errno)};
   };
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return failed(folder);
   const std::string path = folder + "/" + peer.hex() + ".json";

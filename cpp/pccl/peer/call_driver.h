@@ -36,7 +36,7 @@ class CallDriver {
   void end(Call& call, Error error, const Record& record);
   // The same for a call that has no entry in the table.
   void refuse(Call& call, Code code, std::string reason, const Record& record = nullptr) {
-    end(call, {code, std::move(reason), {}, {}}, record);
+    end(call, {code, std::move(reason)}, record);
   }
   // Wakes the threads that wait for a call.
   void wake() { actions_.calls_ended = true; }

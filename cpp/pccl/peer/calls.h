@@ -32,7 +32,7 @@ using Record = std::shared_ptr<const wire::EpochRecord>;
 struct Call {
   wire::CallKey key;
   std::atomic<bool> done{false};
-  Error error{Code::ok, {}, {}, {}};
+  Error error{Code::ok, {}};
   Record record;             // the epoch in which it was decided
   std::uint64_t answer = 0;  // round: Outcome::answer
   std::uint32_t attempts = 0;

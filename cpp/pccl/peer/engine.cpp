@@ -73,7 +73,7 @@ void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) 
       if (!master_link_.was_reached() && event.error().code == Code::invalid_argument)
         return die(event.error());
       if (!master_link_.was_reached())
-        return die({Code::refused, "this is no pccl master: " + why, {}, {}});
+        return die({Code::refused, "this is no pccl master: " + why});
       actions_.close_control = true;
       return on_control_lost(why, now);
     }
@@ -143,7 +143,7 @@ void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
   // The other masters may have the right secret.
   if (master_link_.was_reached() || out() || ++strangers_ < options_.join.masters)
     return on_control_lost(reason, now);
-  die({Code::authentication_failed, reason, {}, {}});
+  die({Code::authentication_failed, reason});
 }
 
 void Engine::on_welcome(const Welcomed& welcomed) {
@@ -171,13 +171,13 @@ void Engine::leave(const std::string& reason, Instant now) {
   at(now);
   if (out()) return;
   session_.leave(reason);
-  die({Code::invalid_usage, "the communicator is closed", {}, {}});
+  die({Code::invalid_usage, "the communicator is closed"});
 }
 
 void Engine::fail(const std::string& what) {
   if (out()) return;
   session_.leave("it failed: " + what);
-  die({Code::internal_error, "the engine failed: " + what, {}, {}});
+  die({Code::internal_error, "the engine failed: " + what});
 }
 
 // Takes this peer out of the run: ends every call with `error` and closes every connection.
@@ -224,9 +224,7 @@ void Engine::on_epoch(const Record& record) {
   link_driver_.locality_told();
   if (!whole) {
     return die({Code::internal_error,
-                "the result of an operation in shared memory was lost with its owner",
-                {},
-                {}});
+                "the result of an operation in shared memory was lost with its owner"});
   }
   census_ = record->census;
   news_.note(*record);
@@ -263,7 +261,7 @@ void Engine::begin_admission(const Record& record) {
     const auto* round = std::get_if<wire::RoundKey>(&call->key);
     const bool admitting = round != nullptr && (round->kind == wire::RoundKind::admit ||
                                                 round->kind == wire::RoundKind::sync_admit);
-    calls_.end(*call, admitting ? Error{Code::ok, {}, {}, {}} : late, record);
+    calls_.end(*call, admitting ? Error{Code::ok, {}} : late, record);
   }
   sync_.transfer().forget_before(record->admission);
 }
@@ -445,7 +443,7 @@ Pace Engine::step(Instant now) {
   const Pace pace = locality_.step(now);
   link_driver_.locality_told();
   if (locality_.group().broken()) {
-    die({Code::internal_error, "a member wrote nonsense to the memory it shares", {}, {}});
+    die({Code::internal_error, "a member wrote nonsense to the memory it shares"});
     return Pace::idle;
   }
   if (pace != Pace::idle) return pace;
@@ -511,10 +509,7 @@ bool Engine::check_master_link() {
     die(*master_link_.refusal());
     return false;
   }
-  die({Code::master_lost,
-       "the master could not be reached again: " + master_link_.failure(),
-       {},
-       {}});
+  die({Code::master_lost, "the master could not be reached again: " + master_link_.failure()});
   return false;
 }
 

@@ -33,7 +33,7 @@ void Measuring::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
 void Measuring::on_outcome(const Error& error, const link::LinkContext& context) {
   if (error.code != Code::ok) return end(error, calls_.record());
   if (round_->phase == Round::Phase::meeting) return measure(context);
-  end({Code::ok, {}, {}, {}}, calls_.record());
+  end({Code::ok, {}}, calls_.record());
 }
 
 void Measuring::measure(const link::LinkContext& context) {

@@ -97,7 +97,7 @@ void Operations::start(const CallPtr& call, OperationRequest request, Instant no
   // A group of one needs no verdict.
   if (alone && entry.phase == CallPhase::finished) {
     call->count(executor_.commit(key));
-    end(key, {Code::ok, {}, {}, {}}, record());
+    end(key, {Code::ok, {}}, record());
   }
 }
 
@@ -235,7 +235,7 @@ Status Operations::on_verdict(const wire::Verdict& verdict) {
                     "the master committed an operation that is not done here");
     }
     entry->call->count(executor_.commit(key));
-    end(key, {Code::ok, {}, {}, {}}, record());
+    end(key, {Code::ok, {}}, record());
     return {};
   }
   // After a commit in memory the verdict is too late: all members follow the commit.
@@ -268,7 +268,7 @@ void Operations::end_attempts(const Record& record) {
     // This peer may have reported the operation after the master began this epoch: the master may
     // have taken that for a new call.
     if (entry.told) calls_.request_abort(key, Code::peer_lost);
-    end(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
+    end(key, {Code::too_few_peers, "all other members are gone"}, record);
   }
   table().renew_reports(record->epoch);
 }
@@ -351,7 +351,7 @@ void Operations::on_local_commit(const LocalCommit& commit) {
   call->timing.met(met.value_or(calls_.now()));
   call->timing.finished(done.value_or(calls_.now()));
   table().end(key);
-  calls_.end(*call, {Code::ok, {}, {}, {}}, world);
+  calls_.end(*call, {Code::ok, {}}, world);
 }
 
 void Operations::on_local_escalation(const wire::OpKey& key, Instant now) {

@@ -10,20 +10,18 @@
 namespace pccl::peer {
 namespace {
 
-Error broken(std::string why) { return {Code::refused, std::move(why), {}, {}}; }
+Error broken(std::string why) { return {Code::refused, std::move(why)}; }
 
 Error other_list(const std::string& theirs, std::uint32_t own) {
   return {Code::invalid_argument,
           theirs + ", and this peer has " + plural(own, "address", "es") +
-              ": all masters and peers need the same list, in the same order",
-          {},
-          {}};
+              ": all masters and peers need the same list, in the same order"};
 }
 
 }  // namespace
 
 Error loss_error(const wire::EpochRecord& record) {
-  Error error{Code::peer_lost, {}, {}, {}};
+  Error error{Code::peer_lost, {}};
   for (const wire::Departure& gone : record.departures) {
     if (!error.reason.empty()) error.reason += "; ";
     if (gone.id.empty()) {
@@ -128,7 +126,7 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
   // A standby that takes over may have been told an epoch that never was.
   if (const auto* refused = std::get_if<wire::Refused>(&frame.message);
       refused != nullptr && several && member() && !welcomed_ && frame.envelope.term != served_)
-    return Event{LeftBehind{{refused->code, refused->reason, {}, {}}}};
+    return Event{LeftBehind{{refused->code, refused->reason}}};
   if (joined_ && member() && frame.envelope.run != run_ &&
       !std::holds_alternative<wire::Refused>(frame.message))
     return broken("the master speaks of another run");
@@ -148,8 +146,7 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
           [&](const wire::Refused& refused) -> Next {
             // On a mismatched call, this peer is the one that differs.
             const bool odd = refused.code == Code::mismatched_call;
-            return Event{
-                Dismissed{{refused.code, refused.reason, odd ? options_.id : PeerId{}, {}}}};
+            return Event{Dismissed{{refused.code, refused.reason, odd ? options_.id : PeerId{}}}};
           },
           [&](const wire::Log& log) -> Next {
             to_apply_.insert(to_apply_.end(), log.entries.begin(), log.entries.end());

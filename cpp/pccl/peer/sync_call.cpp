@@ -64,7 +64,7 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
   Sync& sync = *sync_;
   switch (outcome.sync.step) {
     case wire::SyncStep::none:
-      return end({Code::internal_error, "the master closed a sync without a decision", {}, {}},
+      return end({Code::internal_error, "the master closed a sync without a decision"},
                  calls_.record());
     case wire::SyncStep::detail:
       return enter(wire::RoundKind::sync_detail,
@@ -96,7 +96,7 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
       update->tx_bytes += sync.tx_bytes;
       update->rx_bytes += sync.rx_bytes;
       sync.call->update = std::move(update);
-      return end({Code::ok, {}, {}, {}}, calls_.record());
+      return end({Code::ok, {}}, calls_.record());
     }
   }
 }

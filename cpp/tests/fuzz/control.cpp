@@ -69,7 +69,7 @@ class World {
         for (std::uint8_t other = 1; other <= kMembers; ++other) say(other, 0, wire::Heartbeat{});
         break;
       case 3:
-        master_.on_garbage(id, {Code::refused, "garbage", {}, {}}, now_);
+        master_.on_garbage(id, {Code::refused, "garbage"}, now_);
         break;
       default:
         frame(id, what % 16 == 4, script);

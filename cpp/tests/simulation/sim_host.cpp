@@ -552,8 +552,8 @@ SyncingPtr Host::sync(UserState& state, bool standing) {
 // The user's thread inspects the entries to be received, and sometimes rejects them.
 void Host::answer_later(const peer::CallPtr& call) {
   if (engine_->take_question(call).empty()) return;
-  Error answer{Code::ok, {}, {}, {}};
-  if (world_.random.chance(0.02)) answer = {Code::mismatched_call, "it has no place here", {}, {}};
+  Error answer{Code::ok, {}};
+  if (world_.random.chance(0.02)) answer = {Code::mismatched_call, "it has no place here"};
   const Duration delay = world_.random.duration(Duration(0), milliseconds(20));
   world_.timeline.after(delay, [this, call, answer] {
     run([this, call, answer] {

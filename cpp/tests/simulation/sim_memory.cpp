@@ -15,7 +15,7 @@ peer::LocalityOptions Memory::options() {
   if (world_.options.machines == 0) return options;
   options.make_region = [this](std::size_t size, memory::Access) -> Result<memory::RegionPtr> {
     if (world_.random.chance(world_.memory_refused)) {
-      return Error{Code::internal_error, "simulated: no memory", {}, {}};
+      return Error{Code::internal_error, "simulated: no memory"};
     }
     std::shared_ptr<void> memory(std::calloc(1, size), std::free);  // NOLINT
     auto* data = static_cast<std::uint8_t*>(memory.get());

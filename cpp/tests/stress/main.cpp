@@ -229,7 +229,7 @@ class Peer {
     node::Limit limit;
     if (rng_() % 16 == 0) limit.timeout = milliseconds(rng_() % 20);
     const node::StateCheck check = [](const std::vector<wire::StateEntry>&) {
-      return Error{Code::ok, {}, {}, {}};
+      return Error{Code::ok, {}};
     };
     const Result<peer::CallPtr> call = comm_.sync(std::move(entries), vote, {}, check, limit);
     if (!call) {

@@ -40,7 +40,7 @@ class LinkPlay {
   void opens() { link_.on_open(now_); }
   void welcome() { link_.on_welcome(); }
   void not_serving(bool recovers) { link_.on_not_serving(recovers, now_); }
-  void refuses() { link_.on_refused({pccl::Code::evicted, "left behind", {}, {}}, now_); }
+  void refuses() { link_.on_refused({pccl::Code::evicted, "left behind"}, now_); }
   void fails(bool welcomed) { (void)link_.on_lost("refused", welcomed, now_); }
   [[nodiscard]] bool may_found() const { return link_.may_found(); }
   [[nodiscard]] bool refused() const { return link_.refusal().has_value(); }
