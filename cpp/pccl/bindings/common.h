@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -55,6 +57,13 @@ template <class T>
 [[nodiscard]] std::optional<Duration> duration(const Seconds& seconds);
 [[nodiscard]] inline double in_seconds(Duration given) {
   return std::chrono::duration<double>(given).count();
+}
+
+// `names`: of all values of the enum, in order.
+template <class Enum, std::size_t kCount>
+const char* name_of(Enum value, const std::array<const char*, kCount>& names) {
+  static_assert(kCount == enum_count(Enum{}));
+  return names[static_cast<std::size_t>(value)];
 }
 
 // The environment's settings. REQUIRES: the GIL.

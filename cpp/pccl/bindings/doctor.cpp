@@ -1,5 +1,6 @@
 #include "pccl/node/doctor.h"
 
+#include <array>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -10,22 +11,10 @@
 namespace pccl::bindings {
 namespace {
 
-const char* name(wire::Reached reached) {
-  switch (reached) {
-    case wire::Reached::not_tried:
-      return "not tried";
-    case wire::Reached::yes:
-      return "yes";
-    case wire::Reached::no:
-      return "no";
-    case wire::Reached::busy:
-      break;
-  }
-  return "busy";
-}
+constexpr std::array<const char*, 4> kReached = {"not tried", "yes", "no", "busy"};
 
 nb::tuple to_tuple(const wire::Attempt& attempt) {
-  return nb::make_tuple(attempt.peer.hex(), name(attempt.reached), attempt.reason);
+  return nb::make_tuple(attempt.peer.hex(), name_of(attempt.reached, kReached), attempt.reason);
 }
 
 nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t port,

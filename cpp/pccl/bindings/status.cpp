@@ -22,12 +22,6 @@ nb::object text(const std::string& bytes) {
 
 double seconds(std::uint64_t ms) { return static_cast<double>(ms) / 1000; }
 
-template <class Enum, std::size_t kCount>
-const char* name_of(Enum value, const std::array<const char*, kCount>& names) {
-  static_assert(kCount == enum_count(Enum{}));
-  return names[static_cast<std::size_t>(value)];
-}
-
 template <class Item>
 nb::list list_of(const std::vector<Item>& items, nb::dict (*convert)(const Item&)) {
   nb::list list;

@@ -106,12 +106,10 @@ bool Executor::apart(const Operation& operation, const Segment& segment) {
 }
 
 link::FrameHeader Executor::header_for(const Operation& operation, link::FrameType type) const {
-  link::FrameHeader header;
-  header.type = type;
-  header.signature = operation.spec.signature;
-  header.key = operation.spec.key;
-  header.attempt = operation.spec.attempt;
-  return header;
+  return {.type = type,
+          .signature = operation.spec.signature,
+          .key = operation.spec.key,
+          .attempt = operation.spec.attempt};
 }
 
 // -- starting and ending
@@ -640,11 +638,8 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     return true;
   }
   if (port.eager_used >= options_.eager_room / 4) {
-    link::FrameHeader header;
-    header.type = link::FrameType::eager_return;
-    header.credit = static_cast<std::uint32_t>(port.eager_used);
-    port.eager_used = 0;
-    frame = link::make_frame(header);
+    const auto returned = static_cast<std::uint32_t>(std::exchange(port.eager_used, 0));
+    frame = link::make_frame({.type = link::FrameType::eager_return, .credit = returned});
     return true;
   }
   while (!port.turn.empty()) {

@@ -61,7 +61,7 @@ struct FrameHeader {
   std::uint32_t payload_bytes = 0;
   // Low bits of the operation's signature: members that disagree never mix bytes.
   std::uint32_t signature = 0;
-  wire::OpKey key;             // 25 bytes
+  wire::OpKey key{};           // 25 bytes
   std::uint64_t attempt = 0;   // epoch in which the sender runs the operation; heartbeat: frames
   std::uint32_t segment = 0;   // index into the operation's layout
   std::uint32_t credit = 0;    // ready: segments; eager_return: bytes

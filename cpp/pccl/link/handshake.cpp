@@ -16,10 +16,7 @@ constexpr std::size_t kMaxReason = 256;  // bytes of a refusal to report
 constexpr unsigned kRelayStripes = 2;
 
 void greet(Stripe& stripe, FrameType type, const Hello& hello) {
-  wire::Bytes payload;
-  wire::Writer writer(payload);
-  writer(hello);
-  stripe.push(make_checked_frame(type, std::move(payload)));
+  stripe.push(make_checked_frame({.type = type}, wire::encoded(hello)));
 }
 
 }  // namespace
@@ -174,9 +171,7 @@ Status Handshakes::on_greeting(StripeEntry& entry, const FrameHeader& header,
 
 void Handshakes::refuse(StripeEntry& entry) {
   const std::string_view why = entry.hello.to != facts_.options.self ? kAnotherPeer : kAnotherRun;
-  FrameHeader answer;
-  answer.type = FrameType::refused;
-  entry.stripe->push(make_frame(answer, wire::Bytes(why.begin(), why.end())));
+  entry.stripe->push(make_frame({.type = FrameType::refused}, wire::Bytes(why.begin(), why.end())));
   facts_.flush.insert(entry.stripe->id());
   entry.phase = StripePhase::refusing;
   entry.deadline = facts_.at.now;  // the next tick closes it, after the answer is written

@@ -30,17 +30,9 @@ constexpr Duration kMostSpareDialPause = std::chrono::seconds(30);
 }  // namespace
 
 const char* name(LinkPhase phase) {
-  switch (phase) {
-    case LinkPhase::connecting:
-      return "connecting";
-    case LinkPhase::up:
-      return "up";
-    case LinkPhase::lingering:
-      return "lingering";
-    case LinkPhase::ended:
-      return "ended";
-  }
-  return "?";
+  constexpr std::array<const char*, kLinkPhases> kNames = {"connecting", "up", "lingering",
+                                                           "ended"};
+  return kNames[static_cast<std::size_t>(phase)];
 }
 
 std::span<const LinkTransition> link_transitions() { return kTransitions; }

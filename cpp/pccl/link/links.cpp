@@ -150,10 +150,7 @@ bool LinkTable::next(Stripe& to, OutgoingFrame& frame, bool& traffic_may, Instan
   if (found == facts_.links.end()) return false;
   Link& link = found->second;
   if (const auto asked = std::exchange(entry.pong, {})) {
-    FrameHeader answer;
-    answer.type = FrameType::pong;
-    answer.attempt = *asked;
-    frame = make_frame(answer);
+    frame = make_frame({.type = FrameType::pong, .attempt = *asked});
     return true;
   }
   const bool memory = entry.way == Way::memory;
@@ -161,10 +158,8 @@ bool LinkTable::next(Stripe& to, OutgoingFrame& frame, bool& traffic_may, Instan
   // All data goes through the pipe, which is faster than the other stripes.
   if (link.pipe == Link::Pipe::up && !memory) return false;
   if (std::exchange(link.ping_due, false)) {
-    FrameHeader ping;
-    ping.type = FrameType::ping;
-    ping.attempt = static_cast<std::uint64_t>(now.time_since_epoch().count());
-    frame = make_frame(ping);
+    const auto clock = static_cast<std::uint64_t>(now.time_since_epoch().count());
+    frame = make_frame({.type = FrameType::ping, .attempt = clock});
     link.pinged = now;
     return true;
   }

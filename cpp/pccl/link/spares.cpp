@@ -32,13 +32,11 @@ void Spares::ask_for_stripes(Link& link) {
   const std::size_t wanted = facts_.connections_wanted(link);
   const std::size_t coming = link.stripes.size() + link.spares.open + link.spares.asked;
   if (coming >= wanted) return;
-  FrameHeader header;
-  header.type = FrameType::wanted;
-  header.credit = static_cast<std::uint32_t>(wanted - coming);
-  link.spares.asked += header.credit;
+  const auto more = static_cast<std::uint32_t>(wanted - coming);
+  link.spares.asked += more;
   link.spares.asked_until =
       facts_.at.now + facts_.options.settings.link_timeout + kHandshakeTimeout;
-  link.standby.push(make_frame(header));
+  link.standby.push(make_frame({.type = FrameType::wanted, .credit = more}));
   facts_.wake(link.peer.id);
 }
 

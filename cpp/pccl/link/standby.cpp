@@ -59,10 +59,7 @@ void Standby::lose(const Lost& notice, LeftFrames left, Instant now) {
 }
 
 void Standby::tell(const Lost& notice) {
-  wire::Bytes payload;
-  wire::Writer writer(payload);
-  writer(notice);
-  notices_.push_back(make_checked_frame(FrameType::lost, std::move(payload)));
+  notices_.push_back(make_checked_frame({.type = FrameType::lost}, wire::encoded(notice)));
 }
 
 Result<Standby::Settled> Standby::settle(const Lost& notice) {

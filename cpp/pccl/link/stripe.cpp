@@ -56,10 +56,8 @@ OutgoingFrame make_frame(const FrameHeader& header, wire::Bytes payload) {
   return frame;
 }
 
-OutgoingFrame make_checked_frame(FrameType type, wire::Bytes payload) {
+OutgoingFrame make_checked_frame(FrameHeader header, wire::Bytes payload) {
   const iovec whole{payload.data(), payload.size()};
-  FrameHeader header;
-  header.type = type;
   header.payload_bytes = static_cast<std::uint32_t>(payload.size());
   header.checksum = checksum(header, {&whole, 1});
   return make_frame(header, std::move(payload));
@@ -151,11 +149,9 @@ bool Stripe::owes_confirmation() const {
 }
 
 void Stripe::push_heartbeat() {
-  FrameHeader header;
-  header.type = FrameType::heartbeat;
-  header.attempt = frames_told_ = frames_received_;
+  frames_told_ = frames_received_;
   bytes_told_ = bytes_received_;
-  push(make_frame(header));
+  push(make_frame({.type = FrameType::heartbeat, .attempt = frames_received_}));
 }
 
 bool Stripe::confirm(std::uint64_t frames) {

@@ -94,9 +94,9 @@ class Traffic {
 };
 
 [[nodiscard]] OutgoingFrame make_frame(const FrameHeader& header, wire::Bytes payload = {});
-// A frame with a checksum, even on links without checksums: a corrupt number in a handshake or a
-// notice would name another stripe.
-[[nodiscard]] OutgoingFrame make_checked_frame(FrameType type, wire::Bytes payload);
+// Adds a checksum, even on links without checksums: a corrupt number in a handshake or a notice
+// would name another stripe.
+[[nodiscard]] OutgoingFrame make_checked_frame(FrameHeader header, wire::Bytes payload);
 // FrameHeader::checksum for that header and payload; never 0.
 [[nodiscard]] std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload);
 

@@ -121,9 +121,7 @@ void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPa
     return refused(wrong_report(name_of(asked.report.rejoin())));
   if (asked.entries + part.entries.size() > options_.limits.max_behind + 1)
     return refused(wrong_report(name_of(asked.report.rejoin()), ": its log is too long"));
-  wire::Bytes bytes;
-  wire::Writer writer(bytes);
-  writer(part);
+  wire::Bytes bytes = wire::encoded(part);
   if (reported_bytes({}) + bytes.size() > options_.limits.max_reported_bytes) {
     log_rarely("too many members return at the same time", now);
     return close(id);  // the member will try again

@@ -39,8 +39,7 @@ Returned::Returned(ConnectionId connection, const wire::Rejoin& rejoin)
   auto record = std::make_shared<Record>();
   record->members = seats_in(rejoin.record);
   record->members_hash = hash_of(record->members);
-  wire::Writer writer(record->bytes);
-  writer(rejoin.record);
+  record->bytes = wire::encoded(rejoin.record);
   record->bytes.shrink_to_fit();
   record->hash = hash_of(record->bytes);
   record_ = std::move(record);
@@ -69,8 +68,7 @@ AcceptedEpoch::AcceptedEpoch(const wire::Accepted& accepted)
       epoch_(std::get<wire::EpochRecord>(accepted.entry.what).epoch),
       members_(seats_in(std::get<wire::EpochRecord>(accepted.entry.what))),
       members_hash_(hash_of(members_)) {
-  wire::Writer writer(bytes_);
-  writer(accepted.entry);
+  bytes_ = wire::encoded(accepted.entry);
   bytes_.shrink_to_fit();
 }
 

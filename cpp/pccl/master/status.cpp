@@ -202,9 +202,7 @@ void Master::answer_status(ConnectionId id, Connection& connection, Instant now)
   if (++connection.inquiries > kMaxInquiries || !status_questions_.take(kStatusQuestions, now))
     return refuse(id, Code::refused, "too many questions about the status; ask again later");
   connection.since = now;
-  wire::Bytes bytes;
-  wire::Writer writer(bytes);
-  writer(status(now));
+  const wire::Bytes bytes = wire::encoded(status(now));
   for (std::size_t at = 0; at < bytes.size(); at += wire::kPartBytes) {
     const std::size_t end = std::min(bytes.size(), at + wire::kPartBytes);
     const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(at);

@@ -37,8 +37,7 @@ class MemberProbe {
     link::Hello hello;  // of no run: refused at once, without any effect
     hello.from = PeerId::random();
     hello.to = peer;
-    wire::Writer writer(question_);
-    writer(hello);
+    question_ = link::make_checked_frame({.type = link::FrameType::hello}, wire::encoded(hello));
     attempt_ = io::Connector::start(
         context, address, kContactTime,
         [this](std::unique_ptr<io::Socket> socket, const Error& failure) {
@@ -69,14 +68,11 @@ class MemberProbe {
   }
 
   void ask() {
-    link::FrameHeader header;
-    header.type = link::FrameType::hello;
-    header.payload_bytes = static_cast<std::uint32_t>(question_.size());
-    iovec payload{question_.data(), question_.size()};
-    header.checksum = link::checksum(header, {&payload, 1});
-    auto first = link::encode(header);
-    const std::array<iovec, 2> all{iovec{first.data(), first.size()}, payload};
-    if (socket_->write(all) != static_cast<ssize_t>(first.size() + question_.size()))
+    auto& header = question_.header;
+    wire::Bytes& payload = question_.owned;
+    const std::array<iovec, 2> all{iovec{header.data(), header.size()},
+                                   iovec{payload.data(), payload.size()}};
+    if (socket_->write(all) != static_cast<ssize_t>(header.size() + payload.size()))
       return end("the connection broke");
     read_all(
         *socket_,
@@ -101,7 +97,7 @@ class MemberProbe {
   }
 
   const std::string address_;
-  wire::Bytes question_;
+  link::OutgoingFrame question_;
   wire::Bytes answer_;
   std::shared_ptr<io::Connector> attempt_;
   std::unique_ptr<io::Socket> socket_;

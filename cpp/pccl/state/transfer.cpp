@@ -224,11 +224,7 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
 // -- requests
 
 link::FrameHeader Transfer::header(link::FrameType type) const {
-  link::FrameHeader header;
-  header.type = type;
-  header.key.admission = id_.admission;
-  header.key.sequence = id_.sequence;
-  return header;
+  return {.type = type, .key = {.admission = id_.admission, .sequence = id_.sequence}};
 }
 
 void Transfer::ask_manifest() {
@@ -238,15 +234,9 @@ void Transfer::ask_manifest() {
 }
 
 void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
-  wire::Bytes payload;
-  wire::Writer writer(payload);
-  writer(fetch);
-  link::FrameHeader head = header(link::FrameType::fetch);
-  head.payload_bytes = static_cast<std::uint32_t>(payload.size());
   // A fetch always has a checksum: it is small, and a damaged one would never be answered.
-  const iovec whole = link::vec(payload.data(), payload.size());
-  head.checksum = link::checksum(head, {&whole, 1});
-  fetches_[to].push_back(link::make_frame(head, std::move(payload)));
+  fetches_[to].push_back(
+      link::make_checked_frame(header(link::FrameType::fetch), wire::encoded(fetch)));
   links_.wake(to);
 }
 
@@ -429,10 +419,7 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
   frame.token = kTokenBase + token_;
   if (client.manifest) {
     client.manifest = false;
-    if (my_manifest_.empty()) {
-      wire::Writer writer(my_manifest_);
-      writer(mine_->manifest);
-    }
+    if (my_manifest_.empty()) my_manifest_ = wire::encoded(mine_->manifest);
     head.segment = kManifestSegment;
     frame.token = kManifestToken + token_;
     head.payload_bytes = static_cast<std::uint32_t>(my_manifest_.size());

@@ -376,9 +376,7 @@ bool on_one_host(const wire::Plan& plan) {
 }
 
 std::uint64_t hash(const wire::Plan& plan) {
-  wire::Bytes bytes;
-  wire::Writer writer(bytes);
-  writer(plan);
+  const wire::Bytes bytes = wire::encoded(plan);
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 

@@ -74,6 +74,15 @@ class Writer {
   Bytes& out_;
 };
 
+// The values on the wire.
+template <class... Ts>
+[[nodiscard]] Bytes encoded(const Ts&... values) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer(values...);
+  return bytes;
+}
+
 // Bounds-checked. After the first failure reads have no effect.
 class Reader {
  public:

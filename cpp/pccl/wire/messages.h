@@ -471,10 +471,7 @@ struct Frame {
 // Bytes of a value on the wire.
 template <class T>
 [[nodiscard]] std::size_t encoded_bytes(const T& value) {
-  Bytes bytes;
-  Writer writer(bytes);
-  writer(value);
-  return bytes.size();
+  return encoded(value).size();
 }
 
 // Cuts a list into parts of at most kPartBytes each on the wire; a longer item is a part of its

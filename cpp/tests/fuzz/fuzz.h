@@ -79,12 +79,4 @@ inline PeerId peer(std::uint8_t number) {
   return id;
 }
 
-template <class T>
-wire::Bytes written(const T& value) {
-  wire::Bytes bytes;
-  wire::Writer writer(bytes);
-  writer(value);
-  return bytes;
-}
-
 }  // namespace pccl::fuzz

@@ -164,7 +164,7 @@ class World {
     link::FrameHeader header;
     header.type = link::FrameType::hello;
     const wire::Bytes payload =
-        written(link::Hello{kRun, peer(from), peer(1), generation, number, keeps, memory});
+        wire::encoded(link::Hello{kRun, peer(from), peer(1), generation, number, keeps, memory});
     send(stripe, header, payload, false);
   }
 
@@ -205,7 +205,7 @@ class World {
     feed(stripe, head);
     feed(stripe, payload);
     if (!link::carries_data(header.type)) return;
-    feed(stripe, written(given_up ? link::kTrailerVoid : link::kTrailerValid));
+    feed(stripe, wire::encoded(given_up ? link::kTrailerVoid : link::kTrailerValid));
   }
 
   void feed(std::uint64_t id, std::span<const std::uint8_t> bytes) {

@@ -84,7 +84,7 @@ class Play final : private link::Carrier {
     reader(manifest);
     wire::Bytes fixed(bytes.begin(), bytes.end());
     if (reader.complete()) {
-      must(written(manifest) == fixed, "a manifest comes back as it was");
+      must(wire::encoded(manifest) == fixed, "a manifest comes back as it was");
       std::uint64_t at = 0;
       for (wire::StateEntry& entry : manifest.entries) {
         const std::uint64_t left = manifest.chunks.size() - at;
@@ -93,7 +93,7 @@ class Play final : private link::Carrier {
         entry.content = state::entry_content(entry, std::span(manifest.chunks).subspan(at, count));
         at += count;
       }
-      fixed = written(manifest);
+      fixed = wire::encoded(manifest);
     }
     header.type = link::FrameType::state;
     header.segment = kManifestSegment;

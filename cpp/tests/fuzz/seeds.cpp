@@ -163,8 +163,8 @@ void frame(Scribe& script, std::uint8_t stripe, link::FrameType type, std::uint8
 }
 
 void links() {
-  const wire::Bytes lost = written(link::Lost{1, 0, 3});
-  const wire::Bytes fetch = written(state::Fetch{true, {0, 1}});
+  const wire::Bytes lost = wire::encoded(link::Lost{1, 0, 3});
+  const wire::Bytes fetch = wire::encoded(state::Fetch{true, {0, 1}});
   const wire::Bytes some(200, 1);
   for (std::uint8_t mode = 0; mode < 16; ++mode) {
     Scribe script;
@@ -197,9 +197,9 @@ void links() {
 
 void manifests() {
   const Arrays theirs(8);
-  const wire::Bytes fetch = written(state::Fetch{true, {0, 1, 2}});
+  const wire::Bytes fetch = wire::encoded(state::Fetch{true, {0, 1, 2}});
   Scribe receives;
-  receives.byte(1).byte(0x10 | 3).piece(written(theirs.state->manifest));
+  receives.byte(1).byte(0x10 | 3).piece(wire::encoded(theirs.state->manifest));
   for (std::uint8_t holder = 1; holder <= 2; ++holder)
     receives.byte(static_cast<std::uint8_t>(holder << 4)).byte(1);
   for (std::uint8_t holder = 1; holder <= 2; ++holder) {
@@ -215,8 +215,12 @@ void manifests() {
                                                                                              2);
   seed("manifest", "serves", serves.bytes());
   Scribe loses;
-  loses.byte(1).byte(0x10 | 3).piece(written(theirs.state->manifest)).byte(0x10 | 4).byte(0x20 | 3);
-  loses.piece(written(theirs.state->manifest))
+  loses.byte(1)
+      .byte(0x10 | 3)
+      .piece(wire::encoded(theirs.state->manifest))
+      .byte(0x10 | 4)
+      .byte(0x20 | 3);
+  loses.piece(wire::encoded(theirs.state->manifest))
       .byte(0x20)
       .byte(1)
       .byte(0x20 | 5)

@@ -110,8 +110,7 @@ class Receiver final : private stripes::Carrier {
       const std::uint8_t* data = new_[range.entry].data() + range.offset;
       frame.bytes.assign(data, data + range.bytes);
     } else {
-      wire::Writer writer(frame.bytes);
-      writer(elected_->manifest);
+      frame.bytes = wire::encoded(elected_->manifest);
     }
     frame.header.payload_bytes = static_cast<std::uint32_t>(frame.bytes.size());
     frame.placement = transfer_.place(peer(from), frame.header);
@@ -155,9 +154,7 @@ class Receiver final : private stripes::Carrier {
   }
   // Receives a peer's request for the sync that is `later` syncs after this one.
   bool asked(std::uint8_t from, int later, const std::vector<std::uint32_t>& chunks) {
-    wire::Bytes payload;
-    wire::Writer writer(payload);
-    writer(state::Fetch{false, chunks});
+    wire::Bytes payload = wire::encoded(state::Fetch{false, chunks});
     stripes::FrameHeader header;
     header.type = stripes::FrameType::fetch;
     header.key.admission = kSync.admission;
