@@ -378,8 +378,7 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   std::size_t raw_at = 0;
   std::size_t wide_at = 0;
   std::vector<reduce::Contribution> contributions(state.held.size());
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+  for (const Piece& piece : operation.layout.pieces_of(segment)) {
     const ArrayRef& array = spec.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
     const std::size_t wide = accumulation_size(array.dtype, spec.op);
@@ -406,8 +405,7 @@ void Executor::append(Operation& operation, std::uint32_t index) {
   const std::uint32_t rank = operation.spec.rank;
   const auto each_piece = [&](const auto& use) {
     std::size_t at = 0;
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    for (const Piece& piece : operation.layout.pieces_of(segment)) {
       const std::size_t bytes =
           piece.count * element_size(operation.spec.arrays[piece.array].dtype);
       use(piece, at, bytes);
@@ -474,8 +472,7 @@ void Executor::pass_on(Operation& operation, Ready& ready) {
 void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& from) {
   const Segment& segment = operation.layout.segments[index];
   std::size_t at = 0;
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+  for (const Piece& piece : operation.layout.pieces_of(segment)) {
     const std::size_t element = element_size(operation.spec.arrays[piece.array].dtype);
     std::memcpy(result_at(operation, segment.chunk, piece), from.data() + at,
                 piece.count * element);
@@ -683,8 +680,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
       frame.packed = std::move(operation->partials[index]);  // it is sent once
       frame.payload.push_back(link::vec(frame.packed.data(), header.payload_bytes));
     } else {
-      for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-        const Piece& piece = operation->layout.pieces[segment.first_piece + p];
+      for (const Piece& piece : operation->layout.pieces_of(segment)) {
         const ArrayRef& array = operation->spec.arrays[piece.array];
         const std::size_t element = element_size(array.dtype);
         // A raw contribution is this rank's elements. All other bytes are in result memory.

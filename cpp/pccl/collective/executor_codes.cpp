@@ -68,8 +68,7 @@ void Executor::prepare_codes(Operation& operation) {
   const Layout& layout = operation.layout;
   for (const Segment& segment : layout.segments) {
     CodedBytes bytes;
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const Piece& piece = layout.pieces[segment.first_piece + p];
+    for (const Piece& piece : layout.pieces_of(segment)) {
       const ArrayRef& array = spec.arrays[piece.array];
       const DataType work = accumulation_type(array.dtype, spec.op);
       const bool whole = exact(array);
@@ -156,8 +155,7 @@ Buffer Executor::decode_contribution(const Operation& operation, std::uint32_t i
   Buffer values = pool_->take(segment.accumulated_bytes);
   std::uint8_t* to = values.data();
   const std::uint8_t* codes = from.data();
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+  for (const Piece& piece : operation.layout.pieces_of(segment)) {
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t wide = accumulation_size(array.dtype, spec.op);
@@ -280,8 +278,7 @@ void Executor::decode_result(Operation& operation, std::uint32_t index, const Bu
   const std::size_t step = step_of(spec.quantization);
   const std::uint8_t* codes = from.data();
   Scratch values;
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+  for (const Piece& piece : operation.layout.pieces_of(segment)) {
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t element = element_size(array.dtype);

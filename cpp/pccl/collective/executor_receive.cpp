@@ -38,8 +38,7 @@ void Executor::drop_early(const wire::OpKey& key) {
 
 void Executor::result_memory(const Operation& operation, const Segment& segment, std::uint32_t from,
                              link::Placement& placement) {
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+  for (const Piece& piece : operation.layout.pieces_of(segment)) {
     const std::size_t element = element_size(operation.spec.arrays[piece.array].dtype);
     placement.where.push_back(link::vec(result_at(operation, from, piece), piece.count * element));
   }

@@ -38,9 +38,8 @@ Schedule ring(std::span<const std::uint32_t> order, std::uint32_t rank) {
   const std::uint32_t previous = order[(position + n - 1) % n];
   const std::uint32_t next = order[(position + 1) % n];
 
-  Schedule schedule;
-  schedule.shares.assign(n, 1);
-  schedule.chunks.resize(n);
+  Schedule schedule{.chunks = std::vector<ChunkFlow>(n),
+                    .shares = std::vector<std::uint32_t>(n, 1)};
   if (n == 1) return schedule;
   for (std::size_t chunk = 0; chunk < n; ++chunk) {
     ChunkFlow& flow = schedule.chunks[chunk];
@@ -61,9 +60,8 @@ Schedule ring(std::span<const std::uint32_t> order, std::uint32_t rank) {
 
 Schedule direct(std::span<const std::uint32_t> shares, std::uint32_t rank) {
   assert(rank < shares.size());
-  Schedule schedule;
-  schedule.shares.assign(shares.begin(), shares.end());
-  schedule.chunks.resize(shares.size());
+  Schedule schedule{.chunks = std::vector<ChunkFlow>(shares.size()),
+                    .shares = {shares.begin(), shares.end()}};
   for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
     ChunkFlow& flow = schedule.chunks[chunk];
     if (chunk != rank) {
@@ -87,9 +85,8 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
   std::size_t here = 0;
   while (std::ranges::find(hosts[here], rank) == hosts[here].end()) ++here;
 
-  Schedule schedule;
-  schedule.shares.assign(shares.begin(), shares.end());
-  schedule.chunks.resize(shares.size());
+  Schedule schedule{.chunks = std::vector<ChunkFlow>(shares.size()),
+                    .shares = {shares.begin(), shares.end()}};
   for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
     ChunkFlow& flow = schedule.chunks[chunk];
     const topology::Delegates delegates(hosts, chunk);
@@ -140,9 +137,8 @@ Schedule by_regions(const topology::Hierarchy& levels, std::span<const std::uint
     for (const std::uint32_t host : region)
       order.insert(order.end(), levels.hosts[host].begin(), levels.hosts[host].end());
 
-  Schedule schedule;
-  schedule.shares.assign(shares.begin(), shares.end());
-  schedule.chunks.resize(shares.size());
+  Schedule schedule{.chunks = std::vector<ChunkFlow>(shares.size()),
+                    .shares = {shares.begin(), shares.end()}};
   for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
     ChunkFlow& flow = schedule.chunks[chunk];
     const topology::Tree tree(levels, chunk);
@@ -166,9 +162,8 @@ Schedule by_regions(const topology::Hierarchy& levels, std::span<const std::uint
 
 Schedule through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank) {
   assert(rank < ranks && hub < ranks && ranks > 2);
-  Schedule schedule;
-  schedule.shares.assign(ranks, 1);
-  schedule.chunks.resize(ranks);
+  Schedule schedule{.chunks = std::vector<ChunkFlow>(ranks),
+                    .shares = std::vector<std::uint32_t>(ranks, 1)};
   for (std::uint32_t owner = 0; owner < ranks; ++owner) {
     ChunkFlow& flow = schedule.chunks[owner];
     if (rank == hub) {
@@ -189,9 +184,8 @@ Schedule through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank) {
 }
 
 Schedule reduce_scatter(const Schedule& all_reduce, std::span<const std::uint32_t> owners) {
-  Schedule half;
-  half.shares.assign(owners.size(), 1);
-  half.chunks.resize(owners.size());
+  Schedule half{.chunks = std::vector<ChunkFlow>(owners.size()),
+                .shares = std::vector<std::uint32_t>(owners.size(), 1)};
   for (std::size_t chunk = 0; chunk < owners.size(); ++chunk) {
     ChunkFlow& flow = half.chunks[owners[chunk]] = all_reduce.chunks[chunk];
     flow.final_from = kNobody;
@@ -201,9 +195,8 @@ Schedule reduce_scatter(const Schedule& all_reduce, std::span<const std::uint32_
 }
 
 Schedule all_gather(const Schedule& all_reduce, std::span<const std::uint32_t> owners) {
-  Schedule half;
-  half.shares.assign(owners.size(), 1);
-  half.chunks.resize(owners.size());
+  Schedule half{.chunks = std::vector<ChunkFlow>(owners.size()),
+                .shares = std::vector<std::uint32_t>(owners.size(), 1)};
   for (std::size_t chunk = 0; chunk < owners.size(); ++chunk) {
     ChunkFlow& flow = half.chunks[owners[chunk]] = all_reduce.chunks[chunk];
     flow.sources.clear();

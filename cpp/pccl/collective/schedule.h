@@ -173,6 +173,9 @@ struct Segment {
 struct Layout {
   std::vector<Piece> pieces;      // in line order; every element in exactly one
   std::vector<Segment> segments;  // in line order; none is empty, so an empty operation has none
+  [[nodiscard]] std::span<const Piece> pieces_of(const Segment& segment) const {
+    return std::span(pieces).subspan(segment.first_piece, segment.piece_count);
+  }
 };
 
 // Cuts the line of arrays into shares.size() chunks, whose byte sizes are proportional to the

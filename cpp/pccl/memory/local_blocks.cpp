@@ -248,8 +248,7 @@ void LocalGroup::combine_segment(std::uint64_t index, std::uint64_t round, std::
   const collective::Segment& segment = current.layout.segments[index];
   const bool parts = what().kind == Kind::reduce_scatter;
   std::size_t at = 0;
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+  for (const collective::Piece& piece : current.layout.pieces_of(segment)) {
     const collective::ArrayRef& array = operation.request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
     const std::uint64_t input = (piece.first + (parts ? rank_ * array.count : 0)) * element;
@@ -285,8 +284,7 @@ void LocalGroup::exchange_segment(std::uint64_t index, std::uint64_t round) {
   const collective::Segment& segment = current.layout.segments[index];
   const bool past_cache = operation.bytes >= kPastCacheFrom;
   std::size_t at = 0;
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+  for (const collective::Piece& piece : current.layout.pieces_of(segment)) {
     const collective::ArrayRef& array = operation.request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
     const std::uint64_t input = (piece.first + rank_ * array.count) * element;
@@ -330,8 +328,7 @@ void LocalGroup::copy_in(std::uint64_t index, std::uint8_t* to, std::uint32_t ra
   const Current& current = *current_;
   const LocalRequest& request = operations_.at(current.key).request;
   const collective::Segment& segment = current.layout.segments[index];
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+  for (const collective::Piece& piece : current.layout.pieces_of(segment)) {
     const collective::ArrayRef& array = request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
     const std::uint64_t first =
@@ -349,8 +346,7 @@ void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from, std::ui
   const collective::Segment& segment = current.layout.segments[index];
   const bool gathers = what().kind == Kind::all_gather;
   const bool past_cache = operation.bytes * (gathers ? boards_.size() : 1) >= kPastCacheFrom;
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+  for (const collective::Piece& piece : current.layout.pieces_of(segment)) {
     const collective::ArrayRef& array = operation.request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
     const std::size_t bytes = piece.count * element;
