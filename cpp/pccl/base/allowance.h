@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,7 +22,7 @@ class Allowance {
   // Takes `times` tokens. False: fewer were left, and none was taken. REQUIRES: `now` never
   // decreases.
   bool take(const Rate& rate, Instant now, double times = 1) {
-    const double passed = std::chrono::duration<double>(now - at_).count();
+    const double passed = in_seconds(now - at_);
     used_ = at_ == Instant{} ? 0 : std::max(0.0, used_ - passed * rate.per_second);
     at_ = now;
     if (used_ + times > rate.at_once) return false;

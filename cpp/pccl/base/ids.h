@@ -13,6 +13,10 @@ namespace pccl {
 using Instant = std::chrono::steady_clock::time_point;
 using Duration = std::chrono::nanoseconds;
 
+[[nodiscard]] constexpr double in_seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 // 128 random bits, chosen by the peer when it joins, never reused. All zero: no peer.
 struct PeerId {
   std::array<std::uint8_t, 16> bytes{};

@@ -55,9 +55,6 @@ template <class T>
                                                          const char* function);
 
 [[nodiscard]] std::optional<Duration> duration(const Seconds& seconds);
-[[nodiscard]] inline double in_seconds(Duration given) {
-  return std::chrono::duration<double>(given).count();
-}
 
 // `names`: of all values of the enum, in order.
 template <class Enum, std::size_t kCount>

@@ -37,7 +37,7 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
   result["failure"] = found.failure;
   result["encrypted"] = static_cast<bool>(secret);
   result["address"] = found.address;
-  result["round_trip"] = std::chrono::duration<double>(found.round_trip).count();
+  result["round_trip"] = in_seconds(found.round_trip);
   result["port"] = found.port;
   result["port_failure"] = found.port_failure;
   result["asked"] = found.asked;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/base/text.h"
 #include "pccl/capi/address.h"
 #include "pccl/io/address.h"
 
@@ -30,13 +31,6 @@ Error destroyed() { return usage("this communicator was destroyed"); }
 std::string_view text(const char* variable) {
   const char* value = std::getenv(variable);
   return value == nullptr ? std::string_view() : value;
-}
-
-std::string_view trim(std::string_view part) {
-  constexpr std::string_view kBlank = " \t\r\n";
-  const std::size_t first = part.find_first_not_of(kBlank);
-  if (first == std::string_view::npos) return {};
-  return part.substr(first, part.find_last_not_of(kBlank) - first + 1);
 }
 
 // PCCL_PORT, which Python takes as an argument. 0: any port.

@@ -47,21 +47,19 @@ void LoopDriver::stop() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
     background_.notify_one();
-    if (polling_ && !woken_) {
-      woken_ = true;
-      asio::post(context_, [] {});
-    }
+    wake_driver();
   }
   if (thread_.joinable()) thread_.join();
+}
+
+void LoopDriver::wake_driver() {
+  if (polling_ && !std::exchange(woken_, true)) asio::post(context_, [] {});
 }
 
 void LoopDriver::take(std::unique_lock<std::mutex>& lock) {
   if (held_) {
     ++wanted_;
-    if (polling_ && !woken_) {
-      woken_ = true;
-      asio::post(context_, [] {});  // brings the driver out of its wait for events
-    }
+    wake_driver();
     turn_free_.wait(lock, [&] { return !held_; });
     --wanted_;
   }

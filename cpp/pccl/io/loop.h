@@ -62,6 +62,7 @@ class LoopDriver {
  private:
   void take(std::unique_lock<std::mutex>& lock);
   void give(std::unique_lock<std::mutex>& lock);
+  void wake_driver();  // out of its wait for events. REQUIRES: the lock
   template <class Work>
   void drive(const Work& work);
   void background();

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "pccl/base/fork.h"
+#include "pccl/base/text.h"
 #include "pccl/io/socket.h"
 #include "pccl/wire/codec.h"
 
@@ -24,7 +25,6 @@ namespace {
 constexpr std::size_t kLeastBytes = 32;  // 128 bits where they are hexadecimal digits
 constexpr std::size_t kMostBytes = 4096;
 constexpr std::size_t kLeastDifferent = 8;
-constexpr std::string_view kBlank = " \t\r\n";
 
 Error refuse(std::string sentence) { return {Code::invalid_argument, std::move(sentence)}; }
 
@@ -37,12 +37,6 @@ Key hmac(std::string_view key, std::string_view text) {
   // Never return a key of zeros.
   if (done == nullptr || size != made.bytes.size()) throw std::runtime_error("HMAC-SHA256 failed");
   return made;
-}
-
-std::string_view trim(std::string_view text) {
-  const std::size_t first = text.find_first_not_of(kBlank);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
 std::optional<std::string_view> variable(const char* name) {

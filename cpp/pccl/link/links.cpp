@@ -252,10 +252,10 @@ Stripe* LinkTable::stripe(std::uint64_t id) {
   return it == facts_.stripes.end() ? nullptr : it->second.stripe.get();
 }
 
-const PeerId* LinkTable::peer_of(std::uint64_t id) const {
+std::optional<PeerId> LinkTable::peer_of(std::uint64_t id) const {
   const auto it = facts_.stripes.find(id);
-  const bool known = it != facts_.stripes.end() && it->second.phase == StripePhase::established;
-  return known ? &it->second.peer : nullptr;
+  if (it == facts_.stripes.end() || it->second.phase != StripePhase::established) return {};
+  return it->second.peer;
 }
 
 std::vector<std::pair<PeerId, std::size_t>> LinkTable::stripes_by_peer() const {
@@ -282,8 +282,8 @@ std::vector<std::uint64_t> LinkTable::held_stripes() const {
 }
 
 bool LinkTable::is_among_first(std::uint64_t id, std::size_t count, std::size_t spare) const {
-  const PeerId* const peer = peer_of(id);
-  const auto it = peer == nullptr ? facts_.links.end() : facts_.links.find(*peer);
+  const auto peer = peer_of(id);
+  const auto it = peer ? facts_.links.find(*peer) : facts_.links.end();
   if (it == facts_.links.end()) return false;
   const std::vector<std::uint64_t>& stripes = it->second.stripes;
   const std::size_t most = stripes.size() > spare ? stripes.size() - spare : stripes.size();

@@ -112,9 +112,9 @@ class LinkTable final : public Carrier {
   [[nodiscard]] std::vector<LinkStateReport> report_all(const LinkContext& context) const;
   // Null: the stripe must be closed.
   [[nodiscard]] Stripe* stripe(std::uint64_t id);
-  [[nodiscard]] bool is_established(std::uint64_t id) const { return peer_of(id) != nullptr; }
-  // The peer at the other end; null until the stripe is established.
-  [[nodiscard]] const PeerId* peer_of(std::uint64_t id) const;
+  [[nodiscard]] bool is_established(std::uint64_t id) const { return peer_of(id).has_value(); }
+  // The peer at the other end; nothing until the stripe is established.
+  [[nodiscard]] std::optional<PeerId> peer_of(std::uint64_t id) const;
   [[nodiscard]] std::vector<std::uint64_t> held_stripes() const;
   [[nodiscard]] std::size_t stripe_count() const { return facts_.stripes.size(); }
   // The stripe is one of the first `count` of its link. If the link has more than `spare` stripes,

@@ -72,8 +72,7 @@ void Spares::tune(Link& link) {
     least = moved;
     idlest = id;
   }
-  window.tuner.window(bytes, std::chrono::duration<double>(span).count(), window.busy,
-                      window.complete);
+  window.tuner.window(bytes, in_seconds(span), window.busy, window.complete);
   window.since = facts_.at.now;
   window.busy = busy;
   window.complete = true;

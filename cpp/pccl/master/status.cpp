@@ -5,6 +5,7 @@
 
 #include "pccl/base/version.h"
 #include "pccl/master/master.h"
+#include "pccl/wire/address.h"
 
 namespace pccl::master {
 namespace {
@@ -17,9 +18,7 @@ std::uint64_t ms(Duration duration) {
 std::string address_of(const wire::Member& member) {
   if (member.addresses.empty()) return {};
   const wire::Address& first = member.addresses.front();
-  const bool numeric_v6 = first.host.find(':') != std::string::npos;
-  const std::string host = first.host.substr(0, kShownText);
-  return (numeric_v6 ? "[" + host + "]" : host) + ":" + std::to_string(first.port);
+  return wire::to_string({first.host.substr(0, kShownText), first.port});
 }
 
 using Ranks = std::map<PeerId, std::uint32_t>;

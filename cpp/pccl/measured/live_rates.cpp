@@ -18,8 +18,6 @@ constexpr double kMuchLess = 0.4;
 constexpr unsigned kRoundTrips = 3;
 constexpr std::uint32_t kRoundTripNews = 1000;  // microseconds
 
-double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 bool higher(std::uint32_t found, std::uint32_t known) {
   return found > 0 && (known == 0 || found > kHigher * known);
 }
@@ -30,7 +28,7 @@ std::uint32_t LiveRates::Count::rate() const {
   if (time <= Duration::zero()) return 0;
   constexpr auto kMost = static_cast<double>(std::numeric_limits<std::uint32_t>::max());
   return static_cast<std::uint32_t>(
-      std::min(static_cast<double>(bytes) / 1000 / seconds(time), kMost));
+      std::min(static_cast<double>(bytes) / 1000 / in_seconds(time), kMost));
 }
 
 std::uint32_t LiveRates::Lower::confirmed(std::uint32_t rate, bool lower) {
@@ -158,7 +156,8 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
       counts.beside = {};
     }
     if (counts.round_trips >= kRoundTrips) {
-      const auto rtt = static_cast<std::uint32_t>(std::clamp(seconds(*counts.rtt) * 1e6, 1.0, 4e9));
+      const auto rtt =
+          static_cast<std::uint32_t>(std::clamp(in_seconds(*counts.rtt) * 1e6, 1.0, 4e9));
       // Differences below a millisecond are scheduling noise.
       const std::uint32_t off = std::max(rtt, link.rtt_us) - std::min(rtt, link.rtt_us);
       if (link.rtt_us == 0 || (off > kRoundTripNews && off > link.rtt_us / 4)) told.rtt_us = rtt;

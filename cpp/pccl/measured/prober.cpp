@@ -20,8 +20,6 @@ const std::vector<std::uint8_t>& filler() {
   return zeros;
 }
 
-double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 }  // namespace
 
 void Prober::begin(const std::vector<PeerId>& peers, std::uint64_t most_bytes, Instant now) {
@@ -43,7 +41,7 @@ void Prober::keep(const std::vector<wire::Member>& members) {
 }
 
 std::uint32_t Prober::rate_of(std::uint64_t bytes) {
-  return clipped(static_cast<double>(bytes) / 1000 / seconds(kCounted - kCount));
+  return clipped(static_cast<double>(bytes) / 1000 / in_seconds(kCounted - kCount));
 }
 
 bool Prober::on_time(Instant now) {
@@ -153,15 +151,15 @@ wire::Measurements Prober::row() const {
     if (!way.sent_rate) continue;
     ++answers;
     up += *way.sent_rate;
-    if (way.rtt) weights += 1 / std::max(seconds(*way.rtt), 1e-4);
+    if (way.rtt) weights += 1 / std::max(in_seconds(*way.rtt), 1e-4);
   }
   row.total = {clipped(up), clipped(down)};
   for (const auto& [peer, way] : ways_) {
     wire::MeasuredLink link{peer, {}};
-    if (way.rtt) link.rate.rtt_us = clipped(seconds(*way.rtt) * 1e6);
+    if (way.rtt) link.rate.rtt_us = clipped(in_seconds(*way.rtt) * 1e6);
     link.rate.together_kilobytes_per_s = way.sent_rate.value_or(0);
     if (way.sent_rate && way.rtt && *way.sent_rate > 0 && answers > 1 && way.its_senders > 0) {
-      const double weight = 1 / std::max(seconds(*way.rtt), 1e-4) / weights;
+      const double weight = 1 / std::max(in_seconds(*way.rtt), 1e-4) / weights;
       const double even = up / static_cast<double>(answers);
       const double received = static_cast<double>(way.its_down) / way.its_senders;
       if (*way.sent_rate < kMuchLess * std::min({up * weight, even, received}))

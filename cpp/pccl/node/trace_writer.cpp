@@ -89,11 +89,6 @@ std::string clock_of(const PeerId& peer) {
   return boot.empty() ? peer.hex() : escaped(boot);
 }
 
-std::string name_of(const wire::OpKey& key) {
-  const std::string text = "collective #" + std::to_string(key.sequence);
-  return key.tagged ? text + " of tag " + std::to_string(key.tag) : text;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<TraceWriter>> TraceWriter::open(const std::string& folder,
@@ -240,7 +235,7 @@ void TraceWriter::put(const peer::TracedCall& call) {
   // Times that did not come are those of what came after them.
   const Instant finished = marks.finished == Instant{} ? marks.ended : marks.finished;
   const Instant met = marks.met == Instant{} ? finished : marks.met;
-  begin_span(name_of(call.key), lane, marks.begun, marks.ended);
+  begin_span(wire::describe(call.key), lane, marks.begun, marks.ended);
   put_on(text_, "\"key\":\"", call.key, "\",\"bytes\":", call.bytes,
          ",\"waiting_us\":", between(marks.attempt, met), ",\"moving_us\":", between(met, finished),
          ",\"commit_us\":", between(finished, marks.ended));

@@ -52,7 +52,7 @@ void Admission::check_prepared(const link::LinkTable& links) {
   if (prepared_epoch_ == prepare_->epoch && without.empty() && prepared_without_.empty()) return;
   prepared_epoch_ = prepare_->epoch;
   prepared_without_ = without;
-  session_.prepared(prepare_->epoch, without);
+  session_.say(wire::Prepared{prepare_->epoch, without});
 }
 
 void Admission::begin(const Record& record) {

@@ -16,7 +16,7 @@ void CallDriver::enter(const CallPtr& call, const wire::RoundKey& key, wire::Rou
   CallEntry* entry = table_.find(key);
   if (entry == nullptr) entry = &table_.open(key, call);
   entry->entered = payload;
-  session_.enter(key, std::move(payload));
+  session_.say(wire::EnterRound{{key, std::move(payload)}});
 }
 
 std::optional<Decision> CallDriver::move_to(const CallPtr& call, const wire::RoundKey& next) {
@@ -32,7 +32,7 @@ std::optional<Decision> CallDriver::move_to(const CallPtr& call, const wire::Rou
 void CallDriver::request_abort(const wire::CallKey& key, Code code, const PeerId& lost) {
   const wire::AbortRequest request{key, code, lost};
   if (CallEntry* const entry = table_.find(key)) entry->abort = request;
-  session_.request_abort(request);
+  session_.say(request);
 }
 
 // REQUIRES: the call's traffic, or its update, is complete.

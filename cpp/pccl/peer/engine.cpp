@@ -527,9 +527,10 @@ void Engine::wait_no_longer_than(const wire::Patience& patience, Instant now) {
 
 void Engine::say_heartbeat() {
   const Totals& totals = calls_.totals();
-  session_.heartbeat(
+  session_.say(wire::Heartbeat{
       {totals.operations, totals.reduced_bytes, totals.sent_bytes, totals.received_bytes},
-      draining_, patience_);
+      draining_,
+      patience_});
 }
 
 // A few times in each heartbeat interval.
@@ -571,12 +572,12 @@ void Engine::report_blocked() {
   const bool told = threads_.told();
   threads_.told(!blocked.waits.empty());
   if (blocked.waits.empty()) {
-    if (told) session_.blocked({});
+    if (told) session_.say(wire::Blocked{});
     return;
   }
   // Heartbeats do not count as movement. They are a few frames per interval and stripe.
   blocked.moving = moved > links_.stripe_count() * 16 * link::kFrameHeaderBytes;
-  session_.blocked(blocked);
+  session_.say(blocked);
 }
 
 Instant Engine::next_deadline() const {
@@ -596,7 +597,7 @@ bool Engine::has_actions() const {
 EngineActions Engine::take_actions() {
   if (!out()) combine();
   if (calls().has_reports()) session_.report(calls_.table().take_reports());
-  if (threads_.take_correction() && !out()) session_.blocked({});
+  if (threads_.take_correction() && !out()) session_.say(wire::Blocked{});
   EngineActions actions = std::exchange(actions_, {});
   actions.trace = tracer_.take();
   actions.local = locality_.take_actions();

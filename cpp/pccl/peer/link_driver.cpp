@@ -109,14 +109,14 @@ void LinkDriver::links_told() {
                        parts_.session.report_link(report.peer, report.state, report.reason);
                      },
                      [&](const link::RelayWanted& wanted) {
-                       parts_.session.want_relay(wanted.peer, wanted.stripes);
+                       parts_.session.say(wire::WantRelay{wanted.peer, wanted.stripes});
                      },
                      [&](const link::LinkFailed& failed) { on_link_failed(failed); },
                      [&](const link::EagerUnsent& unsent) {
                        parts_.operations.executor().eager_unsent(unsent.peer, unsent.bytes);
                      },
                      [&](const link::AddressTried& tried) {
-                       parts_.session.tried(tried.question, tried.reached, tried.reason);
+                       parts_.session.say(wire::Tried{tried.question, tried.reached, tried.reason});
                      },
                      [&](link::LinkNotice& notice) {
                        parts_.actions.note(notice.level, std::move(notice.text));
@@ -189,7 +189,7 @@ void LinkDriver::on_relay(const wire::Relay& relay) {
 }
 
 void LinkDriver::on_try(const wire::Try& question) {
-  if (closed_) return parts_.session.tried(question.number, false, "too many questions");
+  if (closed_) return parts_.session.say(wire::Tried{question.number, false, "too many questions"});
   links_.try_address(question.number, question.address);
   links_told();
 }
@@ -221,8 +221,8 @@ void LinkDriver::on_stripe_failed(std::uint64_t stripe, const Error& error) {
 // -- frames
 
 link::Placement LinkDriver::place(link::Stripe& from, const link::FrameHeader& header) {
-  const PeerId* const peer = links_.peer_of(from.id());
-  if (peer == nullptr) {
+  const auto peer = links_.peer_of(from.id());
+  if (!peer) {
     link::Placement refused;
     refused.kind = link::Placement::Kind::refuse;
     refused.reason = "data before the handshake";
@@ -241,50 +241,46 @@ link::Placement LinkDriver::place(link::Stripe& from, const link::FrameHeader& h
 
 Status LinkDriver::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
                            Buffer buffer) {
-  const PeerId* const known = links_.peer_of(from.id());
-  if (known == nullptr) return {};
-  const PeerId peer = *known;
+  const auto peer = links_.peer_of(from.id());
+  if (!peer) return {};
   links_.confirm(from);
   parts_.measuring.count(from, parts_.now);
   if (header.type == link::FrameType::state) {
-    const Status status = parts_.sync.transfer().arrived(peer, header, std::move(buffer));
+    const Status status = parts_.sync.transfer().arrived(*peer, header, std::move(buffer));
     sync_told();
     return status;
   }
   if (parts_.tracer.on())
-    parts_.tracer.moved(header.key, peer, false, header.payload_bytes, parts_.now);
+    parts_.tracer.moved(header.key, *peer, false, header.payload_bytes, parts_.now);
   Operations& operations = parts_.operations;
-  const Status status = operations.executor().arrived(peer, header, token, std::move(buffer),
+  const Status status = operations.executor().arrived(*peer, header, token, std::move(buffer),
                                                       operations.was_called(header.key));
   operations.told(parts_.now);
   return status;
 }
 
 void LinkDriver::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
-  const PeerId* const known = links_.peer_of(from.id());
-  if (known == nullptr) return;
-  const PeerId peer = *known;
+  const auto peer = links_.peer_of(from.id());
+  if (!peer) return;
   links_.confirm(from);
-  if (header.type == link::FrameType::state) return parts_.sync.transfer().voided(peer, header);
-  parts_.operations.executor().voided(peer, header, token);
+  if (header.type == link::FrameType::state) return parts_.sync.transfer().voided(*peer, header);
+  parts_.operations.executor().voided(*peer, header, token);
 }
 
 void LinkDriver::drained(link::Stripe& from, const link::FrameHeader& header) {
-  const PeerId* const known = links_.peer_of(from.id());
-  if (known == nullptr) return;
-  const PeerId peer = *known;
+  const auto peer = links_.peer_of(from.id());
+  if (!peer) return;
   parts_.measuring.count(from, parts_.now);
-  if (header.type == link::FrameType::data) parts_.operations.executor().drained(peer, header);
+  if (header.type == link::FrameType::data) parts_.operations.executor().drained(*peer, header);
   links_.confirm(from);
 }
 
 void LinkDriver::interrupted(link::Stripe& from, const link::FrameHeader& header,
                              std::uint64_t token) {
-  const PeerId* const known = links_.peer_of(from.id());
-  if (known == nullptr) return;
-  const PeerId peer = *known;
+  const auto peer = links_.peer_of(from.id());
+  if (!peer) return;
   if (header.type == link::FrameType::state) return parts_.sync.transfer().interrupted(header);
-  parts_.operations.executor().interrupted(peer, header, token);
+  parts_.operations.executor().interrupted(*peer, header, token);
 }
 
 Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
@@ -292,25 +288,24 @@ Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
   const auto done = links_.on_control(from, header, payload, context());
   links_told();
   if (done) return *done;
-  const PeerId* const known = links_.peer_of(from.id());
-  if (known == nullptr) return {};
-  const PeerId peer = *known;
+  const auto peer = links_.peer_of(from.id());
+  if (!peer) return {};
   switch (header.type) {
     case link::FrameType::pong:
-      parts_.measuring.on_pong(peer, header, parts_.operations.running(), parts_.now);
+      parts_.measuring.on_pong(*peer, header, parts_.operations.running(), parts_.now);
       return {};
     case link::FrameType::probed:
-      parts_.measuring.prober().on_probed(peer, header);
+      parts_.measuring.prober().on_probed(*peer, header);
       return {};
     case link::FrameType::fetch: {
-      const Status status = parts_.sync.transfer().control(peer, header, payload);
+      const Status status = parts_.sync.transfer().control(*peer, header, payload);
       sync_told();
       return status;
     }
     default: {
       Operations& operations = parts_.operations;
       const Status status =
-          operations.executor().control(peer, header, operations.was_called(header.key));
+          operations.executor().control(*peer, header, operations.was_called(header.key));
       operations.told(parts_.now);
       return status;
     }

@@ -68,9 +68,10 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
   failure_ = reason;
   failed_at_ = at_;
   const bool was_open = std::exchange(open_, false);
+  // Without an answer, the master counts as lost since the end of the previous connection.
+  const bool in_use = was_open && welcomed;
+  if (in_use) lost_at_ = now;
   if (masters_ > 1) {
-    const bool in_use = was_open && welcomed;
-    if (in_use) lost_at_ = now;
     failed_ = true;
     first_failed_ = first_failed_ || at_ == 0;
     idle_ = 0;
@@ -82,9 +83,6 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
     next_dial_ = now + kFirstDial;
     return false;
   }
-  // Without an answer, the master counts as lost since the end of the previous connection.
-  const bool in_use = was_open && welcomed;
-  if (in_use) lost_at_ = now;
   next_dial_ = in_use ? now : now + kRedial;
   return in_use;
 }

@@ -116,9 +116,9 @@ void Measuring::watch(bool reducing, Instant now) {
 
 void Measuring::count(const link::Stripe& from, Instant now) {
   if (!prober_.active()) return;
-  const PeerId* const peer = links_.peer_of(from.id());
+  const auto peer = links_.peer_of(from.id());
   const std::uint64_t bytes = links_.received_since_probe(from.id());
-  if (peer != nullptr && bytes > 0) prober_.on_bytes(*peer, bytes, now);
+  if (peer && bytes > 0) prober_.on_bytes(*peer, bytes, now);
 }
 
 void Measuring::on_pong(const PeerId& peer, const link::FrameHeader& header, bool reducing,
@@ -152,7 +152,7 @@ void Measuring::tell_rates(Instant now) {
                                                               : wire::LinkRate{};
                         }},
                        now);
-  if (news != wire::Measurements{}) session_.measured(news);
+  if (news != wire::Measurements{}) session_.say(wire::Measured{news});
 }
 
 }  // namespace pccl::peer

@@ -261,14 +261,6 @@ void Session::withdraw_admission() {
   if (!member()) say(wire::WithdrawAdmission{});
 }
 
-void Session::prepared(std::uint64_t epoch, const std::vector<PeerId>& without) {
-  say(wire::Prepared{epoch, without});
-}
-
-void Session::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
-  say(wire::EnterRound{{key, std::move(payload)}});
-}
-
 void Session::report(const std::vector<wire::OpState>& states) {
   if (states.empty() || !welcomed_) return;
   for (auto& part : wire::in_parts(states)) say(wire::OpReport{std::move(part)});
@@ -278,18 +270,6 @@ void Session::report_link(const PeerId& peer, wire::LinkState state, const std::
   say(wire::LinkReport{peer, state, record_ ? record_->epoch : 0, reason});
 }
 
-void Session::measured(const wire::Measurements& row) { say(wire::Measured{row}); }
-
-void Session::tried(std::uint64_t number, bool reached, const std::string& reason) {
-  say(wire::Tried{number, reached, reason});
-}
-
-void Session::want_relay(const PeerId& peer, std::uint32_t stripes) {
-  say(wire::WantRelay{peer, stripes});
-}
-
-void Session::blocked(const wire::Blocked& blocked) { say(blocked); }
-
 void Session::leave(const std::string& reason) {
   say(wire::Leave{reason});
   open_ = false;
@@ -298,11 +278,6 @@ void Session::leave(const std::string& reason) {
 void Session::neighbourhood(wire::Neighbourhood neighbours) {
   neighbourhood_ = std::move(neighbours);
   say(*neighbourhood_);
-}
-
-void Session::heartbeat(const wire::WorkDone& totals, bool draining,
-                        const wire::Patience& patience) {
-  say(wire::Heartbeat{totals, draining, patience});
 }
 
 }  // namespace pccl::peer

@@ -77,24 +77,17 @@ class Session {
   [[nodiscard]] bool welcomed() const { return welcomed_; }
 
   // -- messages to the master. Dropped while the connection is down.
+  void say(const wire::Message& message);
   // Repeats what still matters on a new connection. `open_calls`: CallTable::open_messages.
   void say_again(const std::vector<wire::Message>& open_calls);
   void request_admission();
   void withdraw_admission();
-  void prepared(std::uint64_t epoch, const std::vector<PeerId>& without);
-  void enter(const wire::RoundKey& key, wire::RoundPayload payload = wire::Nothing{});
   void report(const std::vector<wire::OpState>& states);
-  void request_abort(const wire::AbortRequest& request) { say(request); }
-  void measured(const wire::Measurements& row);
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
-  void blocked(const wire::Blocked& blocked);
-  void tried(std::uint64_t number, bool reached, const std::string& reason);
-  void want_relay(const PeerId& peer, std::uint32_t stripes);
   void leave(const std::string& reason);
   void neighbourhood(wire::Neighbourhood neighbours);
   // Nothing is read or sent any more. Queued output is still to be written.
   void stop() { open_ = false; }
-  void heartbeat(const wire::WorkDone& totals, bool draining, const wire::Patience& patience);
 
   // -- state
   [[nodiscard]] const PeerId& id() const { return options_.id; }
@@ -109,7 +102,6 @@ class Session {
   [[nodiscard]] std::uint64_t applied() const { return applied_; }
 
  private:
-  void say(const wire::Message& message);
   [[nodiscard]] Next on_frame(const wire::Frame& frame);
   [[nodiscard]] Next apply(const wire::LogEntry& entry);
   [[nodiscard]] Next accept(const wire::LogEntry& entry);

@@ -174,7 +174,7 @@ void Relays::close(std::uint64_t id) {
   if (it == open_.end()) return;
   const auto tally = tallies_.find(it->second.pair);
   if (--tally->second.open == 0) {
-    const double seconds = std::chrono::duration<double>(clock_now() - tally->second.since).count();
+    const double seconds = in_seconds(clock_now() - tally->second.since);
     log(LogLevel::info, "master",
         "relayed " + std::to_string(tally->second.bytes) + " bytes between peers " +
             tally->second.names + " in " + std::to_string(seconds) + " s");
@@ -212,7 +212,7 @@ void Relays::on_time(Instant now) {
 std::size_t Relays::allowed(std::size_t wanted) {
   if (rate_ == 0) return wanted;
   const Instant now = clock_now();
-  const double passed = std::chrono::duration<double>(now - filled_).count();
+  const double passed = in_seconds(now - filled_);
   const auto rate = static_cast<double>(rate_);
   const double most = std::max(1.0, rate * kBurst);
   allowance_ = filled_ == Instant{} ? most : std::min(most, allowance_ + passed * rate);

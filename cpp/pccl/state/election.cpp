@@ -193,10 +193,6 @@ std::string difference(const Ballot& odd, const wire::StateEntry* mine, const Ba
          has(odd, mine) + ", " + has(meant, theirs);
 }
 
-bool same_form(const wire::StateEntry& a, const wire::StateEntry& b) {
-  return a.kind == b.kind && a.shape == b.shape && a.loose == b.loose && a.tie == b.tie;
-}
-
 // Describes the first difference in structure. `may_lack`: missing entries are no difference.
 std::optional<std::string> first_difference(const Ballot& ballot, const Ballot& elected,
                                             bool may_lack) {

@@ -69,6 +69,10 @@ wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose
   return digest(bytes);
 }
 
+bool same_form(const wire::StateEntry& a, const wire::StateEntry& b) {
+  return a.kind == b.kind && a.shape == b.shape && a.loose == b.loose && a.tie == b.tie;
+}
+
 bool valid(const Manifest& manifest, const wire::Digest& content,
            const std::vector<LocalEntry>& own) {
   if (manifest.entries.size() > kMaxEntries || manifest.chunks.size() > kMaxChunks) return false;
@@ -81,10 +85,7 @@ bool valid(const Manifest& manifest, const wire::Digest& content,
     while (mine != own.end() && mine->what.name < entry.name) ++mine;
     if (mine != own.end() && mine->what.name == entry.name) {
       const wire::StateEntry& known = mine->what;
-      if (known.kind != entry.kind || known.shape != entry.shape || known.loose != entry.loose ||
-          known.tie != entry.tie) {
-        return false;
-      }
+      if (!same_form(known, entry)) return false;
       if (mine->writable != nullptr && known.bytes != entry.bytes) return false;
     }
     const std::uint64_t chunks = chunk_count(entry.bytes);

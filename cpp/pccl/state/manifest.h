@@ -87,6 +87,8 @@ class ChunkIndex {
 // `content` is set.
 [[nodiscard]] wire::Digest structure_of(const std::vector<wire::StateEntry>& entries);
 [[nodiscard]] wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose);
+// Whether kind, shape, looseness and tie are equal.
+[[nodiscard]] bool same_form(const wire::StateEntry& a, const wire::StateEntry& b);
 // The content of one entry, from the hashes of its chunks.
 [[nodiscard]] wire::Digest entry_content(const wire::StateEntry& entry,
                                          std::span<const wire::Digest> chunks);

@@ -295,8 +295,8 @@ void World::log(const std::string& who, const std::string& what) {
   if (!options.trace) return;
   std::ostringstream line;
   line.precision(6);
-  line << std::fixed << std::chrono::duration<double>(now() - Instant(seconds(1000))).count()
-       << " #" << timeline.events() << " " << who << ": " << what;
+  line << std::fixed << in_seconds(now() - Instant(seconds(1000))) << " #" << timeline.events()
+       << " " << who << ": " << what;
   trace_.push_back(line.str());
 }
 
@@ -603,7 +603,7 @@ Report World::run() {
     }
   }
   report.events = timeline.events();
-  report.seconds = std::chrono::duration<double>(now() - begin).count();
+  report.seconds = in_seconds(now() - begin);
   report.violation = checks.violation();
   report.trace.assign(trace_.begin(), trace_.end());
   return std::move(report);

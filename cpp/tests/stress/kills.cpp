@@ -378,8 +378,7 @@ void print(const char* what, const Run& run, const std::vector<std::unique_ptr<P
       text(all.rerun) + " run again, " + text(all.in_memory) + " of " + text(all.counted) +
       " seen in memory), " + text(all.failed) + " failed";
   std::printf("%s: seed %llu: %s; together again within %.1f s: all agree\n", what,
-              static_cast<unsigned long long>(run.seed), line.c_str(),
-              std::chrono::duration<double>(run.longest).count());
+              static_cast<unsigned long long>(run.seed), line.c_str(), in_seconds(run.longest));
 }
 
 int hunt(Run& run, std::uint64_t count) {

@@ -115,8 +115,7 @@ class RelayedPeer {
       wire::Frame frame;
       while (*reader.next(frame)) {
         if (const auto* want = std::get_if<wire::WantRelay>(&frame.message))
-          asked.emplace_back(std::chrono::duration<double>(now_ - began).count(),
-                             want->peer.bytes[0]);
+          asked.emplace_back(pccl::in_seconds(now_ - began), want->peer.bytes[0]);
       }
     }
     return asked;

@@ -260,7 +260,7 @@ std::pair<std::size_t, std::vector<std::size_t>> rejoin_sizes(std::size_t entrie
   calls.begin_admission(record.admission);
   const wire::RoundKey key{wire::RoundKind::sync_detail, 1, 0};
   calls.open(key, std::make_shared<pccl::peer::Call>()).entered = detail;
-  session.enter(key, std::move(detail));
+  session.say(wire::EnterRound{{key, std::move(detail)}});
   session.on_lost();
   session.on_open();
   const std::vector<wire::Bytes> first = session.take_output();
