@@ -27,8 +27,8 @@ struct CommunicatorHandle {
   // Keeps the arrays until the call is done.
   void keep(peer::CallPtr call, Arrays arrays);
   void drop_finished();
-  // Runs on_change if it is due. Their exceptions go to sys.unraisablehook: the
-  // call is over, and the other members have its result.
+  // Runs on_change if it is due. Exceptions go to sys.unraisablehook: the call is over, and the
+  // other members have its result.
   void tell_changes();
 
   std::shared_ptr<node::Communicator> engine;

@@ -16,7 +16,7 @@
 
 namespace pccl::link {
 
-// A link's life. `kTransitions` in links.cpp lists every change.
+// A link's life. `kTransitions` in link_facts.cpp lists every change.
 enum class LinkPhase : std::uint8_t {
   connecting,  // needed; no stripe is up
   up,          // needed; at least one stripe is up

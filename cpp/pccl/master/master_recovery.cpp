@@ -38,8 +38,6 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
          record.points <= kMaxCount && topology::valid(record.plan, ids.size());
 }
 
-// Whether a member's report is consistent. A restarted master cannot check whether it is true, and
-// passes it on to the other members.
 Status check(const wire::Rejoin& rejoin, const Options& options) {
   const auto& members = rejoin.record.members;
   const PeerId seal = digest::seal_of(rejoin.ticket);
@@ -52,7 +50,6 @@ Status check(const wire::Rejoin& rejoin, const Options& options) {
   return {};
 }
 
-// Whether a complete log is consistent: consecutive entries up to the last one applied.
 Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& log,
                  const Options& options) {
   if (log.size() > rejoin.applied) return wrong_report(name_of(rejoin));

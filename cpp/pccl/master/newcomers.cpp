@@ -13,8 +13,7 @@ namespace {
 constexpr Duration kTogether = std::chrono::seconds(10);
 constexpr const char* kHowTogether =
     "To start peers together, let them wait for each other with min_peers (PCCL_MIN_PEERS, or "
-    "`pccl "
-    "master --min-peers N`)";
+    "`pccl master --min-peers N`)";
 
 }  // namespace
 

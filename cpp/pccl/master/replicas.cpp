@@ -28,9 +28,8 @@ std::string Replicas::objection(const wire::Join& join) const {
   }
   if (join.replica.empty() || join.replica.size() > kMaxName || join.ranks_per_replica == 0 ||
       join.ranks_per_replica > kMaxRanks || join.group >= join.ranks_per_replica) {
-    return "a replica has a name of up to 256 bytes, and one peer in each of the groups 0 to n - "
-           "1, "
-           "where n is its number of ranks";
+    return "a replica has a name of up to 256 bytes, and one peer in each of the groups 0 to "
+           "n - 1, where n is its number of ranks";
   }
   if (occupied && here == 0)
     return "the peers of group " + std::to_string(join.group) + " belong to no replicas";

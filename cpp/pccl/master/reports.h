@@ -1,5 +1,5 @@
 // Whether the reports of returning members are consistent. A master that takes over cannot check
-// whether they are true.
+// whether they are true, and passes them on to the other members.
 #pragma once
 
 #include <vector>

@@ -49,7 +49,6 @@ class Runtime {
 
   // -- REQUIRES: the turn
   [[nodiscard]] peer::Engine& engine() { return engine_; }
-  // Why the latest attempt to reach the master failed.
   [[nodiscard]] const std::string& dial_failure() const { return master_.dial_failure(); }
   // Carries out the engine's actions. Call after every use of the engine.
   void act();

@@ -47,7 +47,6 @@ struct LocalityActions {
 };
 
 using memory::LocalCommit;
-// The operation goes on over the network, in this epoch, for all members.
 struct LocalEscalation {
   wire::OpKey key;
 };

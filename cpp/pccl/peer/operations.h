@@ -46,7 +46,6 @@ class Operations {
 
   // -- in memory
   void on_local_commit(const LocalCommit& commit);
-  // The operation goes on over the network, in this epoch, for all members.
   void on_local_escalation(const wire::OpKey& key, Instant now);
   // The operation runs in memory, and this attempt was not reported to the master.
   [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
