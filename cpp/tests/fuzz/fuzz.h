@@ -11,6 +11,7 @@
 
 #include "pccl/base/ids.h"
 #include "pccl/wire/codec.h"
+#include "tests/peers.h"
 
 // One target per program: libFuzzer's main calls it.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
@@ -73,10 +74,6 @@ class Scribe {
   wire::Bytes bytes_;
 };
 
-inline PeerId peer(std::uint8_t number) {
-  PeerId id;
-  id.bytes.fill(number);
-  return id;
-}
+using tests::peer;
 
 }  // namespace pccl::fuzz

@@ -2,25 +2,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "tests/nobody.h"
 #include "tests/simulation/sim_world.h"
 
 namespace pccl::simulation {
 
 using std::chrono::seconds;
-
-namespace {
-
-// Surroundings of a group that ignore everything.
-class Nobody final : public master::Surroundings {
- public:
-  void send(master::ConnectionId, std::uint64_t, const wire::Message&) override {}
-  void close(master::ConnectionId) override {}
-  void log(master::LogLine) override {}
-  wire::Census census() override { return {}; }
-  std::uint64_t next_join_ordinal() override { return 0; }
-};
-
-}  // namespace
 
 // -- I7: the master can be rebuilt
 
@@ -57,7 +44,7 @@ void Checks::rebuild_now() {
   for (std::size_t i = reports.size(); i > 1; --i) {
     std::swap(reports[i - 1], reports[world_.random.below(i)]);
   }
-  Nobody nobody;
+  tests::Nobody nobody;
   const auto session_on = [&](master::ConnectionId connection) -> const peer::Session& {
     return returned[connection - 1]->session();
   };

@@ -25,5 +25,4 @@ std::vector<std::size_t> kept_bytes(std::size_t keep, const std::vector<std::siz
 
 }  // namespace
 
-void bind_buffer(nb::module_& m);
 void bind_buffer(nb::module_& m) { m.def("kept_bytes", &kept_bytes); }

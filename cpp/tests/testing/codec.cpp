@@ -29,6 +29,7 @@
 #include "pccl/link/stripe.h"
 #include "pccl/memory/pipe.h"
 #include "pccl/wire/messages.h"
+#include "tests/testing/frames.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -367,24 +368,13 @@ nb::bytes link_write(const Frames& frames, const std::vector<std::size_t>& piece
   Player player({});
   std::list<wire::Bytes> payloads;
   for (const auto& [segment, payload] : frames) {
-    stripes::FrameHeader header;
     if (payload.size() == 0) {
-      player.to_send_.push_back(stripes::make_frame(header));
+      player.to_send_.push_back(stripes::make_frame({}));
       continue;
     }
     const auto bytes = view(payload);
     wire::Bytes& kept = payloads.emplace_back(bytes.begin(), bytes.end());
-    header.type = stripes::FrameType::data;
-    header.segment = segment;
-    header.payload_bytes = static_cast<std::uint32_t>(kept.size());
-    stripes::OutgoingFrame frame;
-    frame.payload = {{kept.data(), kept.size()}};
-    frame.payload_bytes = header.payload_bytes;
-    header.checksum = stripes::checksum(header, frame.payload);
-    frame.header = stripes::encode(header);
-    frame.token = 1;
-    frame.trailer = true;
-    player.to_send_.push_back(std::move(frame));
+    player.to_send_.push_back(pccl::tests::data_frame(segment, kept));
   }
   stripes::Stripe stripe(1, player);
   wire::Bytes written;

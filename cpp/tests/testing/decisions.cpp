@@ -16,20 +16,16 @@
 
 #include "pccl/master/judgements.h"
 #include "pccl/topology/plan.h"
+#include "tests/peers.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 namespace master = pccl::master;
 namespace topology = pccl::topology;
 namespace wire = pccl::wire;
+using pccl::tests::peer;
 
 namespace {
-
-pccl::PeerId peer(std::uint8_t number) {
-  pccl::PeerId id;
-  id.bytes[0] = number;
-  return id;
-}
 
 // `claims`: (peer, hash) in rank order.
 std::optional<unsigned> judge_mismatch(

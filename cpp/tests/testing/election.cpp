@@ -20,11 +20,14 @@
 
 #include "pccl/master/group.h"
 #include "pccl/state/manifest.h"
+#include "tests/nobody.h"
+#include "tests/peers.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 namespace state = pccl::state;
 namespace wire = pccl::wire;
+using pccl::tests::peer;
 
 namespace {
 
@@ -33,12 +36,6 @@ using Entries =
 // (peer, revision, strategy, content, entries, member since, worked since, whole)
 using Vote = std::tuple<std::uint8_t, std::optional<std::uint64_t>, unsigned, std::uint64_t,
                         Entries, std::uint64_t, std::uint64_t, bool>;
-
-pccl::PeerId peer(std::uint8_t number) {
-  pccl::PeerId id;
-  id.bytes[0] = number;
-  return id;
-}
 
 std::vector<std::uint8_t> numbers(const std::vector<pccl::PeerId>& peers) {
   std::vector<std::uint8_t> found;
@@ -124,24 +121,12 @@ nb::dict judge_ends(const std::vector<End>& given) {
   return to_python(state::judge_ends(ends));
 }
 
-class Quiet final : public pccl::master::Surroundings {
- public:
-  void send(pccl::master::ConnectionId, std::uint64_t, const wire::Message&) override {}
-  void close(pccl::master::ConnectionId) override {}
-  void log(pccl::master::LogLine) override {}
-  wire::Census census() override { return {}; }
-  std::uint64_t next_join_ordinal() override { return ++joined_; }
-
- private:
-  std::uint64_t joined_ = 0;
-};
-
 // One of two members enters rounds (kind, sequence, bytes) of a sync, with an entry whose name has
 // `bytes` bytes. Returns for each round whether it is still a member.
 std::vector<bool> enter_rounds(
     const std::vector<std::tuple<unsigned, std::uint64_t, std::size_t>>& rounds,
     std::uint64_t max_open_bytes) {
-  Quiet around;
+  pccl::tests::Nobody around;
   pccl::master::Options options;
   options.limits.max_open_bytes = max_open_bytes;
   pccl::master::Group group(0, options, around);

@@ -29,12 +29,14 @@
 #include "pccl/master/master.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/address.h"
+#include "tests/peers.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 namespace master = pccl::master;
 namespace wire = pccl::wire;
 using pccl::PeerId;
+using pccl::tests::peer;
 
 namespace {
 
@@ -262,11 +264,6 @@ class Play {
 
  private:
   static double seconds(std::uint64_t ms) { return static_cast<double>(ms) / 1000; }
-  static PeerId peer(std::uint8_t number) {
-    PeerId id;
-    id.bytes.fill(number);
-    return id;
-  }
   static master::Options options(const std::map<std::string, std::size_t>& limits) {
     using master::Limits;
     const std::map<std::string, std::size_t Limits::*> sizes = {
@@ -388,11 +385,6 @@ class Sums final : private pccl::link::Carrier {
   }
 
  private:
-  static PeerId peer(std::uint8_t number) {
-    PeerId id;
-    id.bytes.fill(number);
-    return id;
-  }
   static wire::OpKey key(std::uint64_t sequence) { return {1, false, 0, sequence}; }
   static pccl::link::FrameHeader header_for(std::uint64_t sequence, std::uint64_t attempt) {
     pccl::link::FrameHeader header;

@@ -61,7 +61,6 @@ class HeldLoop {
 
 }  // namespace
 
-void bind_loop(nb::module_& m);
 void bind_loop(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<HeldLoop>(m, "HeldLoop")

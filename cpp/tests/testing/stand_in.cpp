@@ -15,6 +15,7 @@
 
 #include "pccl/link/stripe.h"
 #include "pccl/link/stripe_tuner.h"
+#include "tests/testing/frames.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -84,18 +85,7 @@ stand_in(const std::vector<std::uint32_t>& sizes, std::size_t written, std::size
   std::list<wire::Bytes> payloads;
   for (std::uint32_t i = 0; i < sizes.size(); ++i) {
     wire::Bytes& payload = payloads.emplace_back(sizes[i], static_cast<std::uint8_t>(i));
-    stripes::FrameHeader header;
-    header.type = stripes::FrameType::data;
-    header.segment = i;
-    header.payload_bytes = sizes[i];
-    stripes::OutgoingFrame frame;
-    frame.payload = {{payload.data(), payload.size()}};
-    frame.payload_bytes = header.payload_bytes;
-    header.checksum = stripes::checksum(header, frame.payload);
-    frame.header = stripes::encode(header);
-    frame.token = 1;
-    frame.trailer = true;
-    sender.to_send_.push_back(std::move(frame));
+    sender.to_send_.push_back(pccl::tests::data_frame(i, payload));
   }
   stripes::Stripe from(1, sender);
   stripes::Stripe to(2, receiver);

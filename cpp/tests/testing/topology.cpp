@@ -23,6 +23,8 @@
 #include "pccl/topology/choose.h"
 #include "pccl/topology/predict.h"
 #include "pccl/topology/rates.h"
+#include "tests/nobody.h"
+#include "tests/peers.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -148,7 +150,8 @@ nb::tuple plan_flows(const PlanTuple& given, std::uint64_t bytes, std::uint32_t 
 
 // -- the master
 
-class Deaf final : public master::Surroundings {
+// Ignores everything but what planners are asked about.
+class Deaf final : public pccl::tests::Nobody {
  public:
   void send(master::ConnectionId, std::uint64_t, const wire::Message& message) override {
     const auto* log = std::get_if<wire::Log>(&message);
@@ -158,18 +161,12 @@ class Deaf final : public master::Surroundings {
         outcomes += outcome->code == pccl::Code::ok ? 1U : 0U;
     }
   }
-  void close(master::ConnectionId) override {}
   void log(master::LogLine line) override {
     lines.push_back("group " + std::to_string(line.group.value_or(0)) + ": " + line.text);
   }
-  wire::Census census() override { return {}; }
-  std::uint64_t next_join_ordinal() override { return ++joined_; }
 
   unsigned outcomes = 0;  // received, once per member
   std::vector<std::string> lines;
-
- private:
-  std::uint64_t joined_ = 0;
 };
 
 // ([(to, unreachable, kilobytes per s, rtt in us)], up, down)
@@ -182,7 +179,7 @@ class Planner {
   explicit Planner(std::uint8_t members) {
     for (std::uint8_t number = 1; number <= members; ++number) {
       wire::Join join;
-      join.id = id(number);
+      join.id = pccl::tests::peer(number);
       join.ticket = join.id;
       join.min_peers = members;
       join.waiting = true;
@@ -239,15 +236,10 @@ class Planner {
   [[nodiscard]] std::vector<std::string> lines() const { return around_.lines; }
 
  private:
-  static pccl::PeerId id(std::uint8_t number) {
-    pccl::PeerId peer;
-    peer.bytes[0] = number;
-    return peer;
-  }
   static wire::Measurements row(const Row& given) {
     wire::Measurements measured;
     for (const auto& [to, bad, rate, rtt] : std::get<0>(given))
-      measured.links.push_back({id(to), {bad, rate, rtt}});
+      measured.links.push_back({pccl::tests::peer(to), {bad, rate, rtt}});
     measured.total = {std::get<1>(given), std::get<2>(given)};
     return measured;
   }

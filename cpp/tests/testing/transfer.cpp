@@ -20,6 +20,7 @@
 #include "pccl/link/carrier.h"
 #include "pccl/peer/session.h"
 #include "pccl/topology/plan.h"
+#include "tests/peers.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,17 +28,12 @@ namespace stripes = pccl::link;
 namespace state = pccl::state;
 namespace wire = pccl::wire;
 using pccl::PeerId;
+using pccl::tests::peer;
 
 namespace {
 
 constexpr std::uint32_t kManifestSegment = 0xffffffff;
 constexpr state::SyncId kSync{5, 2};
-
-PeerId peer(std::uint8_t number) {
-  PeerId id;
-  id.bytes[0] = number;
-  return id;
-}
 
 wire::Bytes copy(const nb::bytes& bytes) {
   const auto* data = static_cast<const std::uint8_t*>(bytes.data());

@@ -51,7 +51,6 @@ void run_parts_and_fail(unsigned threads, std::size_t count, std::size_t fails) 
 
 }  // namespace
 
-void bind_workers(nb::module_& m);
 void bind_workers(nb::module_& m) {
   m.def("run_parts", &run_parts, nb::call_guard<nb::gil_scoped_release>());
   m.def("run_parts_and_fail", &run_parts_and_fail, nb::call_guard<nb::gil_scoped_release>());
