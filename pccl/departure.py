@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pccl import _settings
 from pccl.errors import InvalidArgument
@@ -43,12 +43,22 @@ def leave_if_asked(comm: Communicator, func: str, timeout: float | None) -> None
     engine = comm._joined(func)
     if engine.draining():
         engine.settle(timeout)
-        handler = signal.getsignal(signal.SIGTERM)
-        status = 0
-        if isinstance(handler, OnSigterm) and handler.comm is comm and handler.told:
-            status = handler.status
-        comm.close()
-        raise Drained(status)
+        leave(comm)
+
+
+def leave(comm: Communicator) -> NoReturn:
+    """Closes the communicator of a peer that was asked to leave.
+
+    Raises:
+        Drained: Always.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    status = 0
+    if isinstance(handler, OnSigterm) and handler.comm is comm and handler.pending:
+        status = handler.status
+        handler.pending = False
+    comm.close()
+    raise Drained(status)
 
 
 class OnSigterm:
@@ -60,9 +70,13 @@ class OnSigterm:
     thread keeps the time, and is started without the locks of `threading`, which the main thread
     may hold.
 
+    A peer may be evicted between the signal and its next admission point. If its program joins
+    again, the signal is for the new communicator.
+
     Attributes:
         comm: The communicator.
         status: Exit status of the program after it has left.
+        pending: Whether the signal came, and this peer has not left at an admission point since.
     """
 
     def __init__(self, comm: Communicator, seconds: float, status: int) -> None:
@@ -71,6 +85,8 @@ class OnSigterm:
         self._seconds = seconds
         self._hurry = _thread.allocate_lock()  # released by the second signal
         self._signals = 0
+        self._over = False  # the time
+        self.pending = False
 
     def __call__(self, number: int, frame: Any) -> None:
         # It has left: what the program still does is its own. A forked child was never in the run.
@@ -80,19 +96,24 @@ class OnSigterm:
             return
         self._signals += 1
         if self._signals == 1:
+            self.pending = True
             self._hurry.acquire()
             _thread.start_new_thread(self._end_in_time, ())  # first: the next call may wait
             self.comm._drain()
         elif self._signals == 2:
             self._hurry.release()
 
-    @property
-    def told(self) -> bool:
-        """Whether the signal came."""
-        return self._signals > 0
+    def follow(self, comm: Communicator) -> None:
+        """The program has joined again before this peer had left as the signal asked."""
+        self.comm = comm
+        if self._over:  # while the program was in no run
+            self._over = False
+            _thread.start_new_thread(self._end_in_time, ())
+        comm._drain()
 
     def _end_in_time(self) -> None:
         self._hurry.acquire(timeout=self._seconds)
+        self._over = True
         engine = self.comm._engine
         if engine is not None and not self.comm._closed:
             engine.end_process(_TOLD, signal.SIGTERM)
@@ -122,12 +143,17 @@ def sigterm_status(func: str) -> int:
 def watch(comm: Communicator, seconds: float, status: int) -> None:
     """Handles SIGTERM for this communicator, unless the program does or another thread calls."""
     if seconds > 0 and _is_ours():
-        signal.signal(signal.SIGTERM, OnSigterm(comm, seconds, status))
+        handler = signal.getsignal(signal.SIGTERM)
+        if isinstance(handler, OnSigterm) and handler.pending:
+            handler.follow(comm)
+        else:
+            signal.signal(signal.SIGTERM, OnSigterm(comm, seconds, status))
 
 
 def unwatch() -> None:
-    """Gives SIGTERM its usual meaning back."""
-    if isinstance(signal.getsignal(signal.SIGTERM), OnSigterm) and _is_ours():
+    """Gives SIGTERM its usual meaning back, unless one came that is not obeyed yet: see `watch`."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(handler, OnSigterm) and not handler.pending and _is_ours():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

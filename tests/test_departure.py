@@ -7,7 +7,9 @@ from functools import partial
 
 import pytest
 from programs import departure
-from workers import Run, Worker, complaints, wait_for_line, wait_until_asleep
+from workers import Program, Run, Worker, complaints, wait_for_line, wait_until_asleep
+
+from pccl import _core
 
 ASKED = [signal.SIGTERM, None]
 
@@ -127,6 +129,55 @@ def test_diloco_finishes_its_round_first(run: Run, mode: str) -> None:
     three = 1 if mode == "sync" else 2
     assert worlds == [3, 3] * three + [2, 2] * (3 - three)
     end(rest)
+
+
+@pytest.mark.parametrize(
+    ("program", "word"),
+    [
+        (partial(departure.train_in_rounds, "sync", rejoin=True), "round"),
+        (departure.train_and_come_back, "step"),
+    ],
+    ids=["DiLoCo", "a loop"],
+)
+def test_one_that_is_put_out_before_it_leaves_still_leaves(
+    run: Run, program: Program, word: str
+) -> None:
+    stays, gone = workers = [
+        run.peer(program, PCCL_NAME=name, PCCL_MIN_PEERS="2") for name in ("stays", "gone")
+    ]
+    for worker in workers:
+        worker.expect("ready")
+    for worker in workers:
+        worker.tell(word)
+    for worker in workers:
+        worker.expect(word)
+    wait_until_asleep(gone)
+    gone.signal(signal.SIGTERM)
+    _core.command(run.address, "kick", "gone")
+    gone.tell(word)
+    if word == "step":
+        gone.expect("back")  # as a newcomer, which receives the state before it leaves
+        wait_for_line(gone, "waiting to be let in")
+        stays.tell(word)
+        stays.expect(word)
+        for worker in workers:
+            worker.tell(word)
+        for worker in workers:
+            worker.expect(word)
+    assert gone.expect("drained")
+    assert gone.ends() == 0
+    stays.tell(word)
+    assert stays.expect(word)["world"] == 1
+
+
+def test_one_that_joins_again_when_its_time_is_over_has_that_time_once_more(run: Run) -> None:
+    worker = run.peer(departure.join_again_too_late, PCCL_DRAIN_SECONDS="0.2", PCCL_MIN_PEERS="1")
+    worker.expect("ready")
+    wait_until_asleep(worker)
+    worker.signal(signal.SIGTERM)
+    worker.tell("go")
+    worker.expect("back")
+    assert worker.ends() == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("how", ASKED, ids=["SIGTERM", "drain"])

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from workers import eventually
 
 import pccl
+from pccl import departure
 from programs.peer import say, start
 
 
@@ -63,11 +65,45 @@ def share_always() -> None:
     say(event="done")
 
 
-def train_in_rounds(mode: str) -> None:
+def train_and_come_back() -> None:
+    """One step each time it is told to. Joins again when it was put out."""
+    start()
+    say(event="ready")
+    try:
+        for _ in told():
+            try:
+                say(event="step", world=pccl.allreduce(1))
+            except pccl.PCCLError as error:
+                assert error.advice == "rejoin", error
+                pccl.shutdown()
+                pccl.init()
+                say(event="back")
+            pccl.admit()
+    except pccl.Drained:
+        say(event="drained")
+        raise
+
+
+def join_again_too_late() -> None:
+    """Leaves after SIGTERM, and joins another run when PCCL_DRAIN_SECONDS are over."""
+    start()
+    say(event="ready")
+    next(told())
+    handler = signal.getsignal(signal.SIGTERM)
+    assert isinstance(handler, departure.OnSigterm)
+    pccl.shutdown()
+    eventually(lambda: handler._over)
+    pccl.init(min_peers=1)
+    say(event="back")
+    signal.pause()
+
+
+def train_in_rounds(mode: str, *, rejoin: bool = False) -> None:
     """DiLoCo, one round each time it is told to."""
     w = np.zeros(4, np.float32)
     start()
-    diloco = pccl.diloco.DiLoCo({"w": w}, sync_every=2, mode=mode)
+    made_again = pccl.init if rejoin else None
+    diloco = pccl.diloco.DiLoCo({"w": w}, sync_every=2, mode=mode, rejoin=made_again)
     say(event="ready")
     try:
         for _ in told():
