@@ -72,6 +72,8 @@ class Peer(_core.Reducer):
         self._candidate: _core.Communicator | None = None  # while it joins
         self._standby: MasterNode | None = None  # a master of the run in this process
         self._closed = False
+        # Whether it was interrupted in calls that belong together, and the others go on with them.
+        self._torn = False
         self._quiet = False  # whether members that come and go are not logged
         self._companions: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._publisher: _Publisher | None = None

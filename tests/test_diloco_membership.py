@@ -26,6 +26,8 @@ from diloco_run import (
 from programs import diloco_member as member
 from workers import FAST, Run
 
+from pccl import _core
+
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 2])
@@ -262,6 +264,56 @@ def test_a_member_interrupted_in_a_step_has_to_leave_first(run: Run, rejoin: str
     peers[0].expect("back", 60)
     logs = [peer.expect("went", 60)["log"] for peer in peers]
     assert logs[0][-1]["outer"] == logs[1][-1]["outer"]
+
+
+def test_a_newcomer_interrupted_while_it_joins_has_to_leave_first(run: Run) -> None:
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, sync_every=3)
+    made(peers)
+    go(peers, 1)
+    late = Peers([run.peer(member.serve)])
+    tell(late, partial(member.be_interrupted_while_joining, 2, sync_every=3))
+    made(late)
+    asked(late[0])
+    tell(peers, partial(member.go, 2, until=3))
+    assert "pccl.init(), then join()" in late[0].expect("told", 60)["text"]
+    tell(peers, member.forget_info)
+    late[0].expect("back", 60)
+    went([*peers, *late])
+
+
+def test_another_object_of_an_interrupted_communicator_is_refused(run: Run) -> None:
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, sync_every=3)
+    made(peers)
+    go(peers, 1)
+    tell(peers[:1], partial(member.be_interrupted_and_make_another, sync_every=3))
+    tell(peers[1:], member.forget_info)
+    tell(peers[1:], partial(member.go, 2, until=2))
+    assert "interrupted in the middle of a step" in peers[0].expect("told", 60)["text"]
+    peers[0].expect("back", 60)
+    went(peers)
+
+
+def test_join_comes_back_after_a_return_that_failed(run: Run) -> None:
+    names = {name: {"PCCL_NAME": name, "PCCL_MIN_PEERS": "2"} for name in ("stays", "goes")}
+    peers = Peers([run.peer(member.serve, **env) for env in names.values()])
+    make(peers, sync_every=3, rejoin="second try")
+    made(peers)
+    go(peers, 1)
+    tell(peers[:1], member.forget_info)
+    tell(peers[:1], partial(member.go, 2, until=2))
+    _core.command(run.address, "kick", "goes")
+    tell(peers[1:], member.fail_to_come_back)
+    peers[1].expect("failed", 60)
+    peers[1].expect("back", 60)
+    went(peers)
+    _core.command(run.address, "kick", "goes")
+    tell(peers[:1], member.forget_info)
+    tell(peers[:1], partial(member.go, 2, until=2))
+    peers[1].tell("join")
+    peers[1].expect("back", 60)
+    went(peers)
 
 
 def test_without_rejoin_the_exception_says_so_and_join_comes_back(run: Run) -> None:

@@ -143,6 +143,19 @@ def test_the_members_wait_for_a_newcomer_that_does_not_get_the_state(run: Run, s
     shown([*peers, *late])
 
 
+def test_the_members_wait_for_a_newcomer_that_keeps_many_results(run: Run) -> None:
+    options = BEHIND | {"sync_every": 20, "warm_up": 70}  # up to ten results in a round
+    peers = begun(run, 2, **options)
+    late = Peers([run.peer(member.serve)])
+    tell(late, partial(watching.make_late, 2, 1000, **options))
+    asked(late[0])
+    tell(peers, partial(watching.go_until_newcomers_count, 1))
+    tell(late, partial(member.go, 1))
+    made(late)
+    rounds = went([*peers, *late])[0]
+    assert len(rounds) <= 6  # 16 results are more than two rounds
+
+
 def test_a_newcomer_that_has_the_state_goes_on_when_all_others_are_killed(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
     peers = begun(run, 2, **options)

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +21,7 @@ import pccl
 from pccl.diloco import DiLoCo, Sparse
 from pccl.errors import PCCLError
 from pccl.training.diloco import round_clock
-from programs.peer import peer_id, say, start
+from programs.peer import hear, peer_id, say, start
 from programs.shell import obey
 
 Array = npt.NDArray[Any]
@@ -157,10 +158,21 @@ def come_back() -> pccl.Communicator:
     return made
 
 
+def come_back_at_the_second_try() -> pccl.Communicator:
+    """As pccl.init, which finds no master the first time."""
+    global tried
+    tried += 1
+    if tried == 1:
+        raise pccl.Unreachable.because("init", "no master")
+    return pccl.init()
+
+
+tried = 0
 REJOIN: dict[str, Callable[[], pccl.Communicator]] = {
     "init": pccl.init,
     "start": start,
     "told": come_back,
+    "second try": come_back_at_the_second_try,
 }
 
 
@@ -325,8 +337,8 @@ def go_although_put_out() -> None:
         say(event="told", advice=error.advice)
 
 
-def be_interrupted_in_a_step() -> None:
-    """Is interrupted where the other member waits for it, and comes back."""
+def _is_interrupted(call: Callable[[], None]) -> None:
+    """Makes a call that is interrupted where the other members wait for this one."""
 
     def interrupted(flight: object) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -334,19 +346,59 @@ def be_interrupted_in_a_step() -> None:
     reduce = diloco._reduce
     diloco._reduce = interrupted  # type: ignore[method-assign]
     try:
-        go(1)
+        call()
     except KeyboardInterrupt:
         diloco._reduce = reduce  # type: ignore[method-assign]
+
+
+def _come_back_after_an_interrupt(join: Callable[[], object], until: int) -> None:
     try:
-        diloco.join()
+        join()
         say(event="back")
     except pccl.InvalidUsage as error:
         say(event="told", text=str(error))
         pccl.shutdown()
         start()
+        join()
+        say(event="back")
+    go(2, until=until)
+
+
+def be_interrupted_in_a_step() -> None:
+    """Is interrupted where the other member waits for it, and comes back."""
+    _is_interrupted(partial(go, 1))
+    _come_back_after_an_interrupt(diloco.join, 2)
+
+
+def be_interrupted_and_make_another(**options: Any) -> None:
+    """The same, with another DiLoCo of the same communicator."""
+    _is_interrupted(partial(go, 1))
+
+    def make_another() -> None:
+        global diloco
+        diloco = DiLoCo(model, **options)
+
+    _come_back_after_an_interrupt(make_another, 2)
+
+
+def be_interrupted_while_joining(own_number: int, **options: Any) -> None:
+    """A newcomer that is interrupted in the reductions of the round that lets it in."""
+    make(own_number, join=False, **options)
+    _is_interrupted(diloco.join)
+    _come_back_after_an_interrupt(diloco.join, 3)
+
+
+def fail_to_come_back() -> None:
+    """Is put out, comes back at the second try, is put out again, and calls `join`."""
+    try:
+        go(1)
+    except pccl.Unreachable:
+        say(event="failed")
+    for _ in range(2):
         diloco.join()
         say(event="back")
-    go(2, until=2)
+        go(2, until=2)
+        hear()
 
 
 def close_and_join_again() -> None:

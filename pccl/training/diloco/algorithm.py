@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pccl import api, collective_api
+from pccl import api, collective_api, departure
 from pccl.errors import Evicted, InvalidUsage, PCCLError, RevisionMismatch
 from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
@@ -117,12 +117,12 @@ class DiLoCo(Joining):
             cut off. It then returns as a newcomer by itself. The old communicator is closed before.
             Not for a rank of a replica. Default: `step` raises, and `join` comes back.
         background_join: Whether members go on while a newcomer receives the state. The newcomer
-            comes in at a round's end and watches for some rounds, in which it makes no inner steps:
-            at most 16, after which the members wait for it. Its constructor returns when its
-            learning counts. It keeps a result for each of these rounds, and holders keep a copy of
-            the state. The program makes no collective calls of its own then, since a newcomer that
-            watches does not make them. Not for a rank of a replica. Default: False, all wait at the
-            round's end.
+            comes in at a round's end and watches for some rounds, in which it makes no inner steps.
+            It keeps the result of each reduction, and holders keep a copy of the state. After 16
+            rounds, or where it keeps 16 results or more at a round's end, the members wait for it.
+            Its constructor returns when its learning counts. The program makes no collective calls
+            of its own then, since a newcomer that watches does not make them. Not for a rank of a
+            replica. Default: False, all wait at the round's end.
         join: False: do not join yet; load a checkpoint and call `join`. Default: True.
 
     Attributes:
@@ -277,9 +277,11 @@ class DiLoCo(Joining):
         Also call it after an exception of `step`: if its advice was "rejoin", after
         `pccl.shutdown()` and `pccl.init()`; after a `Timeout`, on all members. The model then loses
         what it has learned since its last reduction. After a Ctrl-C in the middle of `step`, which
-        the others go on with, leave and come back first; with `rejoin` this method does both.
+        the others go on with, leave and come back first. With `rejoin` this method leaves and comes
+        back itself, after both.
 
         Raises:
+            Drained: This peer is no member any more, and was asked to leave: see `pccl.drain`.
             InvalidArgument: The run has other settings than this peer, which leaves it.
             InvalidUsage: This member was interrupted in the middle of a step and has not left.
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
@@ -288,23 +290,23 @@ class DiLoCo(Joining):
         # The others may have gone on with what it has sent, or without.
         self._given, self._late, self._seen[0] = {}, None, _Seen()
         self._flying.clear()
-        if self._torn and self._torn == self._own_id():
-            if self._rejoin is None or self._replicas:
-                sentence = (
-                    "interrupted in the middle of a step, with which the others go on: leave and "
-                    "come back, as by pccl.shutdown() and pccl.init(), then join()"
-                )
-                raise InvalidUsage.because(FUNC, sentence)
+        comm = self._communicator()
+        if self._comes_back and (comm is None or comm._torn or comm._closed):
             return self._come_back()
+        if comm is not None and comm._torn and not comm._closed:
+            sentence = (
+                "interrupted in the middle of a step, with which the others go on: leave and come "
+                "back, as by pccl.shutdown() and pccl.init(), then join()"
+            )
+            raise InvalidUsage.because(FUNC, sentence)
         try:
             self._join_once()
         except PCCLError as error:
-            if not self._was_late(error):
+            if error.advice != "rejoin" or not self._comes_back:
                 raise
             self._come_back()
 
     def _join_once(self) -> None:
-        self._torn = ""
         comm = api._use(self._comm, FUNC)
         if self._plan.background_join and comm._replica:
             raise refused("background_join is not for ranks of a replica, which come together")
@@ -323,17 +325,18 @@ class DiLoCo(Joining):
             self._data.reserve(self._most_steps())
         self._restored = []
         begun = self._enter()
-        self._replicas = bool(api.membership(self._comm).replicas)
-        if self._replicas and self._plan.round_seconds is not None:
-            self._leave()
-            raise refused("round_seconds is not for ranks of a replica: each has its own clock")
-        self._be_ready_to_go_on()
-        if not begun:
-            self._begin()
-            if self._between:  # the members begin reductions now
-                self._given = {0: self._with_late(Contribution())}
-                self._go_on(self._plan.leaving(self._steps), self._given, [])
-                self._given = {}
+        with self._that_others_go_on_with():
+            self._replicas = bool(api.membership(self._comm).replicas)
+            if self._replicas and self._plan.round_seconds is not None:
+                self._leave()
+                raise refused("round_seconds is not for ranks of a replica: each has its own clock")
+            self._be_ready_to_go_on()
+            if not begun:
+                self._begin()
+                if self._between:  # the members begin reductions now
+                    self._given = {0: self._with_late(Contribution())}
+                    self._go_on(self._plan.leaving(self._steps), self._given, [])
+                    self._given = {}
         self._clock.begin()
         self._joined = True
 
@@ -378,9 +381,7 @@ class DiLoCo(Joining):
             with self._attempt(), self._progress.calling(self._steps):
                 self._advance()
         except PCCLError as error:
-            # The other ranks of a replica are evicted with this one, but may be past their calls:
-            # they would wait for this rank in the replica, and this one for them at the master.
-            if error.advice != "rejoin" or self._rejoin is None or self._replicas:
+            if error.advice != "rejoin" or not self._comes_back:
                 raise
             self._come_back()
         ended = self._steps % self._plan.sync_every == 0
@@ -501,17 +502,25 @@ class DiLoCo(Joining):
     def _attempt(self) -> Iterator[None]:
         """For calls that all members make. Joined again only if it ends well."""
         self._joined = False
-        try:
+        with self._that_others_go_on_with():
             yield
-        except PCCLError:
-            raise
-        except BaseException:  # Ctrl-C, say: the other members do not learn of it
-            self._torn = self._own_id()
-            raise
         self._joined = True
+
+    @property
+    def _comes_back(self) -> bool:
+        """Whether this peer makes a new communicator itself where it needs one.
+
+        The other ranks of a replica are evicted with this one, but may be past their calls: they
+        would wait for this rank in the replica, and this one for them at the master.
+        """
+        return self._rejoin is not None and not self._replicas
 
     def _come_back(self) -> None:
         assert self._rejoin is not None
+        asked = self._communicator()
+        if asked is not None and asked.draining:
+            self._stop_holding()
+            departure.leave(asked)
         while True:
             self._late = self._kept_for_later()
             self._leave()

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
 
 from pccl import _settings, api, collective_api
+from pccl.communicator import Communicator
 from pccl.errors import PCCLError, PeerLost, StateUnavailable
 from pccl.following.snapshot import Snapshot, listed, restore, unpack
 from pccl.frameworks import Array
@@ -28,7 +29,8 @@ from pccl.training.diloco.reductions import TAG, Flight, Reductions
 from pccl.training.diloco.snapshots import Fetch, Holder, Line, Progress
 from pccl.types import ReduceInfo, SyncInfo
 
-# Rounds that a newcomer watches. It keeps a result of the parameters' size of each.
+# Rounds that a newcomer watches, and results of the parameters' size that it keeps of them. A round
+# has one result, or up to ten in a warm-up.
 _MOST_WATCHED = 16
 
 _Made = TypeVar("_Made")
@@ -72,7 +74,6 @@ class Joining(Reductions):
         # Whether this peer may leave as it was asked to, while newcomers watch: all know that it
         # does, and somebody else has the state and stays.
         self._may_leave = False
-        self._torn = ""  # this peer's id, if it was interrupted in a step that the others finish
         self._came = 0  # the inner step at which this newcomer came
         self._kept: list[tuple[int, Flight]] = []  # what it has to apply to the snapshot
         self._fetch: Fetch | None = None
@@ -199,6 +200,26 @@ class Joining(Reductions):
             return group.peers[group.rank] if group.rank >= 0 else ""
         return ""
 
+    def _communicator(self) -> Communicator | None:
+        return api._default if self._comm is None else self._comm
+
+    @contextmanager
+    def _that_others_go_on_with(self) -> Iterator[None]:
+        """For calls that belong together. Other members do not learn of a Ctrl-C between them.
+
+        A member that was interrupted there has to leave: its next call would meet another one of
+        theirs. That is a fact of the communicator, whatever object makes that call.
+        """
+        try:
+            yield
+        except PCCLError:
+            raise
+        except BaseException:
+            comm = self._communicator()
+            if comm is not None and self._own_id():
+                comm._torn = True
+            raise
+
     def _leave(self) -> None:
         self._stop_holding()
         if self._comm is None:
@@ -224,16 +245,15 @@ class Joining(Reductions):
             return False
         before = self._steps
         try:
-            retried(lambda: api.admit_and_stay(self._comm, call_timeout()))
-            self._meet()
-            watches = self._watching
-            if watches:
-                self._watch()
-        except BaseException as error:
+            with self._that_others_go_on_with():
+                retried(lambda: api.admit_and_stay(self._comm, call_timeout()))
+                self._meet()
+                watches = self._watching
+                if watches:
+                    self._watch()
+        except BaseException:
             if not self._holds:
                 self._steps = before  # the run's step without its state would be a false revision
-            if not isinstance(error, PCCLError):
-                self._torn = self._own_id()  # the others do not learn of it
             raise
         return watches
 
@@ -278,6 +298,7 @@ class Joining(Reductions):
         comm = api._use(self._comm, FUNC)
         fetch = self._fetch
         watched = self._steps - self._came >= _MOST_WATCHED * self._plan.sync_every
+        watched = watched or len(self._kept) >= _MOST_WATCHED * len(self._plan.fragments)
         whole = json.dumps([self._settings, self._layout(), self._data is not None])
         record = Record(
             peer="",
