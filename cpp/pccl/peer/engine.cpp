@@ -515,7 +515,8 @@ bool Engine::check_master_link() {
 
 void Engine::drain(Instant now) {
   at(now);
-  if (out() || std::exchange(draining_, true)) return;
+  // Also of a peer that is out: its program may join again, and has to know.
+  if (std::exchange(draining_, true) || out()) return;
   if (session_.welcomed()) say_heartbeat();  // otherwise a later one says it
 }
 
