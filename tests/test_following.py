@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from members import Members, each
+from members import Members, each, in_threads
 from programs import publishers
 from workers import FAST, Run, Worker, eventually, masters, wait_for_line
 
@@ -34,6 +34,7 @@ from pccl.following import offer as offers
 from pccl.following import publisher as publishing
 from pccl.following.doors import door_of, group_behind
 from pccl.following.offer import Assembly, Offer, Published
+from pccl.following.pair import Pair
 from pccl.following.publisher import Publisher, _Follower
 from pccl.following.snapshot import Snapshot
 from pccl.frameworks import Array
@@ -212,6 +213,44 @@ def test_several_followers_are_served(members: Members) -> None:
         assert all(is_whole(follower.next(SECONDS)) for follower in all_of_them)
         publish_all([comm], 2)
         assert all(follower.next(SECONDS).revision == 2 for follower in all_of_them)
+
+
+def test_a_group_of_two_refuses_a_third_one_at_once(members: Members) -> None:
+    (comm,) = members(1)
+    door = door_of(0)
+    ends = [Pair(comm._companion(door), "test") for _ in range(3)]
+    try:
+        assert in_threads([lambda end=end: end.join(SECONDS) for end in ends[:2]]) == [None, None]
+        with pytest.raises(Refused, match="two others have met"):
+            ends[2].join(SECONDS)
+    finally:
+        for end in ends:
+            end.close()
+
+
+def test_followers_that_choose_one_door_take_others(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The one that comes first gets it. The others do not wait there until they give up.
+    monkeypatch.setattr(following, "_DOOR_SECONDS", SECONDS)
+    (comm,) = members(1)
+    publish_all([comm], 1)
+    eventually(lambda: len(groups_of(comm)) == 2)
+    together = threading.Barrier(3)
+    came: set[int] = set()
+
+    def ask(*arguments: Any, real: Any = following.ask_any, **options: Any) -> Any:
+        found = real(*arguments, **options)
+        if threading.get_ident() not in came:
+            came.add(threading.get_ident())
+            together.wait(SECONDS)
+        return found
+
+    monkeypatch.setattr(following, "ask_any", ask)
+    with ExitStack() as stack:
+        names = [f"reader-{number}" for number in range(3)]
+        all_of_them = [stack.enter_context(pccl.follow(comm._address, name=name)) for name in names]
+        assert all(is_whole(follower.next(SECONDS)) for follower in all_of_them)
 
 
 def test_ended_followers_leave_nothing_at_the_master(members: Members) -> None:

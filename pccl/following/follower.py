@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 FUNC = "follow"
 _MOST_LINES = 4
-# For a publisher to answer at its door, which somebody else may have taken; and more for each
-# master that may come before the one that serves, and not answer.
+# For a publisher to answer at its door, where nobody may wait any more; and more for each master
+# that may come before the one that serves, and not answer.
 _DOOR_SECONDS, _MASTER_SECONDS = 3.0, 7.0
 _PATIENCE_SECONDS = 30.0
 # Seconds between looks at the master's status: the first, the longest while nobody sends, and the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pccl.communicator import Communicator
+from pccl.errors import Refused
 from pccl.frameworks import Array
 
 _JOIN_SECONDS = 60.0  # for both ends to come
@@ -24,9 +25,15 @@ class Pair:
         self._own = 0
 
     def join(self, timeout: float | None = _JOIN_SECONDS) -> None:
-        """Waits for the other end."""
-        self._comm._join(self._func, min_peers=2, attempts=5, timeout=timeout, enter=True)
+        """Waits for the other end.
+
+        Raises:
+            Refused: Two others are connected already. They let nobody in.
+        """
+        self._comm._join(self._func, min_peers=2, attempts=5, timeout=timeout, enter=False)
         self._own = self._comm._joined(self._func).membership()[1]
+        if self._own < 0:
+            raise Refused.because(self._func, "two others have met in this group")
 
     def send(self, data: Array) -> None:
         self._comm.broadcast(data, root=self._own, timeout=self._timeout)
