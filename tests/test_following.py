@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import signal
 import socket
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -261,6 +264,35 @@ def test_ended_followers_leave_nothing_at_the_master(members: Members) -> None:
         with pccl.follow(comms[0]._address) as follower:
             follower.next(SECONDS)
     eventually(lambda: len(groups_of(comms[0])) == 3)  # the members', and their doors
+
+
+@pytest.fixture
+def no_cycles() -> Iterator[None]:
+    """Only what no cycle holds is freed."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_follower_that_is_closed_keeps_no_connection(members: Members, no_cycles: None) -> None:
+    (comm,) = members(1)
+    publish_all([comm], 1)
+    with pccl.follow(comm._address) as follower:
+        follower.next(SECONDS)
+        connections = [weakref.ref(line._pair._comm) for line in follower._lines]
+    assert len(connections) == 1
+    eventually(lambda: connections[0]() is None)
+
+
+def test_a_follower_that_failed_is_freed(members: Members, no_cycles: None) -> None:
+    (comm,) = members(1, secret=SECRET)
+    follower = pccl.follow(comm._address, secret=SECRET[::-1])
+    with pytest.raises(AuthenticationFailed):
+        follower.next(SECONDS)
+    follower.close()
+    there = weakref.ref(follower)
+    del follower
+    eventually(lambda: there() is None)
 
 
 def test_members_are_found_by_their_names_though_doors_have_them(members: Members) -> None:

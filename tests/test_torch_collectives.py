@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_once import made_once
 from workers import Program, Worker
 
+from pccl.errors import Timeout
+
 pytest.importorskip("torch")
 from programs import torch_messages
+
+from pccl.adapters.torch.composed import AllToAll, Parts
+from pccl.adapters.torch.mailbox import Letter
+from pccl.adapters.torch.messages import Messages
 
 COMMON = [
     name
@@ -215,3 +224,51 @@ def test_messages_wait_for_each_other_until_the_timeout(job: Job) -> None:
         assert re.match("Timeout: Timed out: .*no message .*from any rank", from_any)
         assert worker.ends() == 0, worker.stderr()
         assert worker.stderr() == ""
+
+
+class Alone:
+    """A group of one rank."""
+
+    def all_gather(self, pairs: Any, what: str, timeout: float | None) -> None:
+        for send, recv in pairs:
+            recv[:] = send
+
+
+class Failing(Messages):
+    """Messages of which one step fails."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(0, 1, "test", lambda *_: pytest.fail("a pair"), lambda *_: None)
+        self.step = step
+
+    def _fail(self, step: str) -> None:
+        if step == self.step:
+            raise Timeout.because(step, "a failure")
+
+    def prepare(self, *_: Any) -> None:
+        self._fail("prepare")
+
+    def exchange(self, *_: Any) -> None:
+        self._fail("exchange")
+        super().exchange(1, {1: np.zeros(1, np.uint8)}, {}, 60.0)
+
+    def send(self, letter: Letter) -> None:
+        try:
+            self._fail("send")
+        except Timeout as error:
+            letter.done(error)
+
+
+@pytest.mark.parametrize("step", ["prepare", "exchange", "send"])
+def test_a_failed_all_to_all_is_freed_with_its_error(step: str) -> None:
+    gc.disable()
+    try:
+        parts = Parts([np.zeros(8, np.uint8)], [np.zeros(8, np.uint8)], 1)
+        call = AllToAll(Alone(), Failing(step), 0, 1, parts)
+        with pytest.raises(Timeout, match="a failure"):
+            call.run("all_to_all", "all_to_all of uint8", 60.0)
+        there = weakref.ref(call)
+        del call
+        assert there() is None
+    finally:
+        gc.enable()

@@ -118,10 +118,8 @@ class _Counts(NamedTuple):
     unready: list[int]  # ranks that cannot send messages
     number: int  # of the call in the group, the same on all ranks
 
-    def check(self, func: str, own: PCCLError | None) -> None:
-        """Raises the same error on all ranks. Only a rank that cannot take part raises its own."""
-        if own is not None:
-            raise own
+    def check(self, func: str) -> None:
+        """Raises the same error on all ranks, except those that cannot send messages."""
         if self.unready:
             sentence = f"it could not begin on ranks {self.unready}; see the errors there"
             raise InvalidUsage.because(func, sentence)
@@ -178,19 +176,25 @@ class AllToAll:
         others = [other for other in range(self._size) if other != self._rank]
         sends = {other: self._sends[other] for other in others if self._sends[other].size}
         receives = {other: self._receives[other] for other in others if self._receives[other].size}
-        unready: PCCLError | None = None
         try:
             self._messages.prepare([*sends], [*receives])
-        except PCCLError as error:
-            unready = error
-        counts = self._agree(what, unready is not None, timeout)
-        counts.check(func, unready)
-        failure: BaseException | None = None
+        except PCCLError:
+            self._agree(what, True, timeout)
+            raise
+        counts = self._agree(what, False, timeout)
+        counts.check(func)
         try:
             self._messages.exchange(counts.number, sends, receives, deadline.left() or 0.0)
         except BaseException as error:  # the others must learn of Ctrl-C, too
-            failure = error
-        self._confirm(func, what, failure, deadline)
+            try:
+                self._confirm(what, True, deadline)
+            except PCCLError:
+                if isinstance(error, PCCLError) and not isinstance(error, Timeout):
+                    raise  # a loss, which the group names better
+            raise
+        ranks = self._confirm(what, False, deadline)
+        if ranks:
+            raise InvalidUsage.because(func, f"it failed on ranks {ranks}; see the errors there")
         self._receives[self._rank][:] = self._sends[self._rank]
 
     def _agree(self, what: str, unready: bool, timeout: float) -> _Counts:
@@ -204,24 +208,14 @@ class AllToAll:
             int(table[:, -1].max()),
         )
 
-    def _confirm(
-        self, func: str, what: str, failure: BaseException | None, deadline: _settings.Deadline
-    ) -> None:
+    def _confirm(self, what: str, failed: bool, deadline: _settings.Deadline) -> list[int]:
+        """Tells the others how the exchange ended here, and returns the ranks where it failed."""
         # Also after the deadline: calls meet by their order, so all ranks must make this one.
-        flag = np.array([failure is not None], np.uint8)
+        flag = np.array([failed], np.uint8)
         flags = np.empty(self._size, np.uint8)
         limit = max(_CONFIRM, deadline.left() or 0.0)
-        try:
-            self._group.all_gather([(flag, flags)], f"{what}, the end", limit)
-        except PCCLError:
-            failed = isinstance(failure, PCCLError) and not isinstance(failure, Timeout)
-            if failure is None or failed:
-                raise  # a loss, which the group names better
-        if failure is not None:
-            raise failure
-        if flags.any():
-            ranks = np.flatnonzero(flags).tolist()
-            raise InvalidUsage.because(func, f"it failed on ranks {ranks}; see the errors there")
+        self._group.all_gather([(flag, flags)], f"{what}, the end", limit)
+        return [int(rank) for rank in np.flatnonzero(flags)]
 
 
 # Sparse tensors.

@@ -258,6 +258,7 @@ class Messages:
         finally:
             self.cancel([*coming, *going])
         if failures:
-            raise failures[0]
+            # Taken out: its traceback has this frame.
+            raise failures.pop(0)
         if left > 0:
             raise Timeout.because("all_to_all", f"not over after {timeout:g} s")

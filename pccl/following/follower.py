@@ -300,7 +300,7 @@ class Follower:
         if trouble is not None:
             expected = isinstance(trouble, AuthenticationFailed | Unreachable)
             kind = type(trouble) if expected else StateUnavailable
-            raise kind.because(FUNC, trouble.reason or str(trouble))
+            raise kind.because(FUNC, trouble.reason)
         sentence = f"no member of group {self._group} has published for {_PATIENCE_SECONDS:.0f} s"
         raise StateUnavailable.because(FUNC, sentence)
 
@@ -338,8 +338,10 @@ class Follower:
 
     def _tell(self, error: Exception, *, of_a_look: bool = False) -> None:
         """Keeps an error for those that wait in vain."""
-        told = error
-        if not isinstance(told, PCCLError):
+        # A new one: the traceback of `error` has frames that hold this follower.
+        if isinstance(error, PCCLError):
+            told = type(error).because(FUNC, error.reason or str(error))
+        else:
             told = StateUnavailable.because(FUNC, f"{type(error).__name__}: {error}")
         with self._changed:
             self._trouble, self._look_failed = told, of_a_look
@@ -376,7 +378,8 @@ class Follower:
 
     # For lines.
 
-    def _end(self, line: _Line, error: Exception | None) -> None:
+    def _end(self, line: _Line, reason: str) -> None:
+        """`reason`: why it failed; empty if it did not."""
         with self._changed:
             self._lines.remove(line)
             if line.offer is not None:
@@ -385,8 +388,7 @@ class Follower:
             pause = min(2 * failure.pause, _MOST_PAUSE)
             self._failures[line.publisher] = _Failure(pause, time.monotonic() + pause)
             self._changed.notify_all()
-        if error is not None and not self._closed:
-            reason = getattr(error, "reason", "") or f"{type(error).__name__}: {error}"
+        if reason and not self._closed:
             sentence = f"{line.publisher} sends nothing: {reason}"
             _log.debug("%s", sentence)
             self._tell(StateUnavailable.because(FUNC, sentence))
@@ -513,7 +515,7 @@ class _Line:
 
     def run(self) -> None:
         follower = self._follower
-        failure: Exception | None = None
+        failure = ""
         try:
             others = follower._master.count(",")
             self._pair.join(_DOOR_SECONDS + others * _MASTER_SECONDS)
@@ -525,7 +527,8 @@ class _Line:
                         break
             self._pair.send(np.array([END, 0], np.int64))
         except Exception as error:  # memory, say
-            failure = error
+            # Not the error, whose traceback has this frame: such a cycle would keep the connection.
+            failure = getattr(error, "reason", "") or f"{type(error).__name__}: {error}"
         finally:
             self._pair.close()
             follower._end(self, failure)
