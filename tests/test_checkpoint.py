@@ -250,6 +250,19 @@ def test_latest_goes_by_revision_and_keep_leaves_the_newest(tmp_path: Path) -> N
     assert {p.name for p in folder.iterdir()} >= {"4.safetensors", "100.safetensors"}
 
 
+def test_a_link_to_a_file_that_is_gone_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(20))  # then StopIteration
+    read = checkpoint._read_metadata
+    monkeypatch.setattr(checkpoint, "_read_metadata", lambda *args: (next(looks), read(*args))[1])
+    (tmp_path / "last.safetensors").symlink_to(tmp_path / "gone" / "12.safetensors")
+    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.resume(tmp_path, {"step": 0}) == ({"step": 0}, None)
+    checkpoint.save(tmp_path / "1.safetensors", {"step": 1}, revision=1, keep=1)
+    assert checkpoint.resume(tmp_path, {"step": 0}) == ({"step": 1}, 1)
+
+
 def test_resume_reads_the_newest_also_while_others_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,16 +285,19 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    missing: set[Path] = set()
     while True:
-        found, vanished = [], False
+        found, missing_before, missing = [], missing, set()
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             try:
                 found.append((_read_metadata(path, "checkpoint.latest")[1], path))
             except FileNotFoundError:
-                vanished = True
+                missing.add(path)
             except (CheckpointError, OSError):
                 pass
-        if found or not vanished:  # else another process has replaced all of them
+        # Another process may have replaced those that are missing. One that is missing again is a
+        # link to nothing.
+        if found or missing <= missing_before:
             return found
 
 
