@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import signal
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,14 +19,17 @@ import pytest
 from made_once import made_once
 from workers import Program, Worker
 
-from pccl.errors import Timeout
+from pccl.errors import InvalidUsage, Timeout
 
 pytest.importorskip("torch")
+import torch
 from programs import torch_messages
 
+from pccl.adapters.torch import work
 from pccl.adapters.torch.composed import AllToAll, Parts
 from pccl.adapters.torch.mailbox import Letter
 from pccl.adapters.torch.messages import Messages
+from pccl.adapters.torch.work import Queue
 
 COMMON = [
     name
@@ -205,6 +209,36 @@ def test_a_message_without_a_thread_fails_and_blocks_no_other(job: Job) -> None:
         assert answer["got"] == [float(1 - rank_of(worker, job))] * 2
         assert answer["total"] == [0.0, 1.0]
         assert worker.ends() == 0
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_collective_without_a_thread_fails_and_blocks_no_other() -> None:
+    jobs = Queue("test")
+    done = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(InvalidUsage, match="no thread for collectives"):
+            jobs.run(lambda: pytest.fail("it was refused"), "allreduce", here=False)
+        jobs.run(done.set, "allreduce", here=True)
+    assert done.is_set()
+    done.clear()
+    jobs.run(done.set, "allreduce", here=False)
+    assert done.wait(60.0)
+    jobs.close()
+
+
+def test_a_callback_without_a_thread_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "callbacks", work._Callbacks())
+    collective = work.Work([torch.ones(2)])
+    done = collective.get_future().then(lambda future: future.value())
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    collective.finish(None)
+    assert done.done() and torch.equal(done.value()[0], torch.ones(2))
+    work.callbacks.wait(0.0)
+    assert work.callbacks._running == 0
 
 
 def test_messages_wait_for_each_other_until_the_timeout(job: Job) -> None:

@@ -187,7 +187,11 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
             else:
                 work.finish(None)
 
-        self._queue.run(job, here=not options.asyncOp)
+        try:
+            self._queue.run(job, func, here=not options.asyncOp)
+        except PCCLError as error:  # it has not begun
+            work.finish(error)
+            raise
         return work
 
     def _check_open(self, func: str) -> None:

@@ -233,13 +233,15 @@ class _Callbacks:
                 self._idle -= 1
                 self._jobs.put(job)
                 return
+        thread = threading.Thread(target=self._work, args=(job,), name="pccl callback", daemon=True)
         try:
-            thread = threading.Thread(target=self._work, args=(job,), name="pccl callback")
-            thread.daemon = True
             thread.start()
-        except RuntimeError:
-            self._end(idle=False)
-            raise
+        except RuntimeError:  # the system has no more threads
+            # Here it can wait for no other collective, but without it the future would never end.
+            try:
+                job()
+            finally:
+                self._end(idle=False)
 
     def wait(self, seconds: float) -> None:
         """Waits until no callback runs, at most that long.
@@ -308,18 +310,21 @@ class Queue:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def run(self, job: Callable[[], None], *, here: bool) -> None:
-        """Runs `job` after all earlier ones: here if `here` and none is left, else on a thread."""
+    def run(self, job: Callable[[], None], func: str, *, here: bool) -> None:
+        """Runs `job` after all earlier ones: here if `here` and none is left, else on a thread.
+
+        Raises:
+            InvalidUsage: It was closed, or there is no thread for it. `job` will not run.
+        """
         with self._lock:
             if self._closed:
-                raise InvalidUsage.because(JOINING, DESTROYED)
+                raise InvalidUsage.because(func, DESTROYED)
             here = here and self._unfinished == 0
+            if not here and self._thread is None:
+                self._thread = start_thread(self._work, self._name, func, "collectives")
             self._unfinished += 1
             if not here:
                 self._jobs.put(job)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                    self._thread.start()
                 return
             self._turn.acquire()
         try:
