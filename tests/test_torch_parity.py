@@ -8,9 +8,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +22,11 @@ from workers import start
 from pccl import errors
 
 pytest.importorskip("torch")
+import torch
+import torch.distributed as dist
 from programs import torch_alike, torch_calls
+
+from pccl.adapters.torch.process_group import ProcessGroup, create
 
 LIMIT = 180  # seconds; a program that hangs is no program that is slow
 
@@ -125,8 +132,6 @@ def test_every_rank_of_a_program_ends_when_one_is_killed(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("cls", [errors.PeerLost, errors.Timeout, errors.MismatchedCall])
 def test_an_error_of_a_collective_is_both_pccls_and_torchs(cls: type[errors.PCCLError]) -> None:
-    import torch.distributed as dist
-
     from pccl.adapters.torch.errors import as_torch_error
 
     made = as_torch_error(cls.because("allreduce", "rank 1 is gone"))
@@ -135,3 +140,62 @@ def test_an_error_of_a_collective_is_both_pccls_and_torchs(cls: type[errors.PCCL
         assert isinstance(error, dist.DistBackendError)
         assert "rank 1 is gone" in str(error)
         assert ("Timed out" in str(error)) == (cls is errors.Timeout)
+
+
+@pytest.fixture
+def alone() -> Iterator[ProcessGroup]:
+    """A group of one rank, which `torch.distributed` does not know."""
+    options = SimpleNamespace(
+        group_rank=0,
+        group_size=1,
+        store=None,
+        timeout=timedelta(seconds=60),
+        group_id="alone",
+        global_ranks_in_group=[0],
+    )
+    group = create(options)
+    yield group
+    group.shutdown()
+
+
+def calls_that_are_not_supported(group: ProcessGroup) -> dict[str, list[Any]]:
+    dense = torch.ones(2)
+    sparse = dense.to_sparse()
+    return {
+        "allreduce": [
+            lambda: group.allreduce(dense, dist.ReduceOp.BAND),
+            lambda: group.allreduce(sparse, dist.ReduceOp.MAX),
+            lambda: group.allreduce(torch.zeros(2, dtype=torch.float8_e5m2fnuz)),
+        ],
+        "allreduce_coalesced": [lambda: group.allreduce_coalesced([dense, dense > 0])],
+        "broadcast": [lambda: group.broadcast(sparse, 0)],
+        "allgather": [
+            lambda: group.allgather([[dense]], [sparse]),
+            lambda: group.allgather([[sparse]], [dense]).wait(),
+        ],
+        "send": [lambda: group.send([sparse], 1)],
+        "split_group": [group.split_group],
+    }
+
+
+def test_what_is_not_supported_is_an_error_of_torchs_with_the_functions_name(
+    alone: ProcessGroup,
+) -> None:
+    for func, calls in calls_that_are_not_supported(alone).items():
+        for call in calls:
+            with pytest.raises(errors.NotSupported, match=f"^{func} failed: ") as found:
+                call()
+            assert isinstance(found.value, dist.DistBackendError)
+
+
+def test_calls_of_a_destroyed_group_are_errors_of_torchs(alone: ProcessGroup) -> None:
+    alone.shutdown()
+    calls: dict[str, Any] = {
+        "allreduce": lambda: alone.allreduce([torch.ones(2)]),
+        "send": lambda: alone.send([torch.ones(2)], 1),
+        "monitored_barrier": alone.monitored_barrier,
+    }
+    for func, call in calls.items():
+        with pytest.raises(errors.InvalidUsage, match=f"^{func} failed: .*destroyed") as found:
+            call()
+        assert isinstance(found.value, dist.DistBackendError)

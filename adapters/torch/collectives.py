@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
 from pccl.adapters.torch import composed
-from pccl.adapters.torch.errors import as_torch_error, refused
+from pccl.adapters.torch.errors import as_torch_error, not_supported, refused
 from pccl.adapters.torch.group import Group
 from pccl.adapters.torch.short_form import short_form
 from pccl.adapters.torch.tensor_bytes import (
@@ -25,7 +25,7 @@ from pccl.adapters.torch.tensor_bytes import (
     write,
 )
 from pccl.adapters.torch.work import Work, typed_work
-from pccl.errors import NotSupported, PCCLError
+from pccl.errors import PCCLError
 from pccl.types import DataType, ReduceOp
 
 Tensors = Sequence[torch.Tensor]
@@ -51,7 +51,7 @@ class Collectives(Group):
 
     def _reduce_all(self, func: str, tensors: Tensors, options: Any) -> Work:
         op, dtypes = _operation(options, tensors, func)
-        arrays = [array_of(tensor) for tensor in tensors]
+        arrays = [array_of(tensor, func) for tensor in tensors]
         in_place = [(a.data, a.data, dtype) for a, dtype in zip(arrays, dtypes, strict=True)]
         what = _what(func, tensors, op.name)
 
@@ -75,7 +75,7 @@ class Collectives(Group):
     def _reduce_sparse(self, tensors: Any, options: Any) -> Work:
         (tensor,) = tensors
         if options.reduceOp != dist.ReduceOp.SUM:
-            raise NotSupported.because("allreduce", "backend pccl only sums sparse tensors")
+            raise not_supported("allreduce", "backend pccl only sums sparse tensors")
         what = _what("allreduce of sparse", tensors, "SUM")
 
         def exchange(timeout: float) -> None:
@@ -86,14 +86,14 @@ class Collectives(Group):
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         if len({tensor.dtype == torch.bool for tensor in tensors}) > 1:
-            raise NotSupported.because("allreduce_coalesced", "bool and other dtypes in one call")
+            raise not_supported("allreduce_coalesced", "bool and other dtypes in one call")
         options = opts or _c10d.AllreduceCoalescedOptions()
         return self._reduce_all("allreduce_coalesced", tensors, options)
 
     @short_form(_c10d.ReduceOptions, 1, "root", "op", "timeout")
     def reduce(self, tensors: Any, opts: Any) -> Work:
         op, (dtype,) = _operation(opts, tensors, "reduce")
-        array = array_of(tensors[0])
+        array = array_of(tensors[0], "reduce")
         is_root = self._rank == opts.rootRank
         target = array.data if is_root else np.empty_like(array.data)
         what = _what(f"reduce to {opts.rootRank}", tensors, op.name)
@@ -116,7 +116,7 @@ class Collectives(Group):
             if output.dtype != given:
                 raise refused(func, f"{given} cannot be reduced into {names_of([output])}")
         op, dtypes = _operation(options, outputs, func)
-        arrays = [array_of(output, read=False) for output in outputs]
+        arrays = [array_of(output, func, read=False) for output in outputs]
         for output, array, send in zip(outputs, arrays, sends, strict=True):
             if send.size != array.data.size * self._size:
                 elements = send.size // output.element_size()
@@ -132,7 +132,10 @@ class Collectives(Group):
 
     @short_form(_c10d.ReduceScatterOptions, 2, "op", "timeout")
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
-        sends = [np.concatenate([array_of(part).data for part in parts]) for parts in input_tensors]
+        sends = [
+            np.concatenate([array_of(part, "reduce_scatter").data for part in parts])
+            for parts in input_tensors
+        ]
         dtypes = [
             next((part.dtype for part in parts if part.dtype != output.dtype), output.dtype)
             for parts, output in zip(input_tensors, output_tensors, strict=True)
@@ -169,22 +172,22 @@ class Collectives(Group):
             for output, parts, data in zip(outputs, lists, whole, strict=True):
                 size = output.element_size()
                 first = size * sum(part.numel() for part in parts[: self._rank])
-                write(output, data[first : first + size * output.numel()])
+                write(output, data[first : first + size * output.numel()], func)
 
         return self._run(func, options, outputs, exchange, finish=finish)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         options = opts or _c10d.ReduceScatterOptions()
-        sends, dtypes = [array_of(input).data], [input.dtype]
+        sends, dtypes = [array_of(input, "reduce_scatter_single").data], [input.dtype]
         return self._scatter_reduced("reduce_scatter_single", [output], sends, dtypes, options)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        options = opts or _c10d.ReduceScatterOptions()
-        sends = [array_of(tensor).data for tensor in inputs]
-        dtypes = [tensor.dtype for tensor in inputs]
         func = "reduce_scatter_single_coalesced"
+        options = opts or _c10d.ReduceScatterOptions()
+        sends = [array_of(tensor, func).data for tensor in inputs]
+        dtypes = [tensor.dtype for tensor in inputs]
         return self._scatter_reduced(func, outputs, sends, dtypes, options)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -204,7 +207,7 @@ class Collectives(Group):
     @short_form(_c10d.BroadcastOptions, 1, "root", "timeout")
     def broadcast(self, tensors: Any, opts: Any) -> Work:
         is_root = self._rank == opts.rootRank
-        arrays = [array_of(tensor, read=is_root) for tensor in tensors]
+        arrays = [array_of(tensor, "broadcast", read=is_root) for tensor in tensors]
         what = _what("broadcast", tensors)
 
         def exchange(timeout: float) -> None:
@@ -218,8 +221,8 @@ class Collectives(Group):
             if output.dtype != own.dtype or output.numel() != own.numel() * self._size:
                 held = f"{self._size} times {names_of([own])}"
                 raise refused(func, f"{names_of([output])} does not hold {held}")
-        sends = [array_of(own) for own in inputs]
-        targets = [array_of(output, read=False) for output in outputs]
+        sends = [array_of(own, func) for own in inputs]
+        targets = [array_of(output, func, read=False) for output in outputs]
         pairs = [(send.data, recv.data) for send, recv in zip(sends, targets, strict=True)]
         what = _what(func, inputs)
 
@@ -242,7 +245,7 @@ class Collectives(Group):
 
     def _gather_lists(self, func: str, lists: Sequence[Any], inputs: Tensors, options: Any) -> Work:
         """As `_gather_all`, to a list of tensors for each input. An empty list discards it."""
-        arrays = [array_of(own) for own in inputs]
+        arrays = [array_of(own, func) for own in inputs]
         wholes = [np.empty(self._size * array.data.size, np.uint8) for array in arrays]
         for outputs, own in zip(lists, inputs, strict=True):
             if len(outputs) not in (0, self._size):
@@ -259,7 +262,7 @@ class Collectives(Group):
         def finish() -> None:
             for outputs, whole in zip(lists, wholes, strict=True):
                 for output, part in zip(outputs, np.split(whole, self._size), strict=False):
-                    write(output, part)
+                    write(output, part, func)
 
         flat = [output for outputs in lists for output in outputs]
         return self._run(func, options, flat, exchange, finish=finish, inputs=inputs)
@@ -291,14 +294,14 @@ class Collectives(Group):
             (parts,) = input_tensors
             if any(p.dtype != output.dtype or p.numel() != output.numel() for p in parts):
                 raise refused("scatter", f"{names_of(parts)} do not fit {names_of([output])}")
-            whole = np.concatenate([array_of(part).data for part in parts])
+            whole = np.concatenate([array_of(part, "scatter").data for part in parts])
         what = _what("scatter", output_tensors)
 
         def exchange(timeout: float) -> None:
             self._exchange.broadcast([whole], opts.rootRank, what, timeout)
 
         def finish() -> None:
-            write(output, np.split(whole, self._size)[self._rank])
+            write(output, np.split(whole, self._size)[self._rank], "scatter")
 
         return self._run("scatter", opts, output_tensors, exchange, finish=finish)
 
@@ -334,7 +337,7 @@ class Collectives(Group):
         func = "all_to_all_single"
         if output.dtype != input.dtype:
             raise refused(func, f"{names_of([output])} cannot take {names_of([input])}")
-        source, target = array_of(input), array_of(output, read=False)
+        source, target = array_of(input, func), array_of(output, func, read=False)
         sends = self._split(source, input_split_sizes, "input")
         receives = self._split(target, output_split_sizes, "output")
         parts = composed.Parts(sends, receives, output.element_size())
@@ -357,8 +360,8 @@ class Collectives(Group):
             raise refused(func, f"{counts} for {self._size} ranks")
         if len({tensor.dtype for tensor in [*output_tensors, *input_tensors]}) > 1:
             raise refused(func, "tensors of several dtypes")
-        sends = [array_of(tensor).data for tensor in input_tensors]
-        targets = [array_of(tensor, read=False) for tensor in output_tensors]
+        sends = [array_of(tensor, func).data for tensor in input_tensors]
+        targets = [array_of(tensor, func, read=False) for tensor in output_tensors]
         receives = [array.data for array in targets]
         parts = composed.Parts(sends, receives, output_tensors[0].element_size())
         options = opts or _c10d.AllToAllOptions()

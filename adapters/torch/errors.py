@@ -44,6 +44,11 @@ def refused(func: str, sentence: str) -> Exception:
     return as_torch_error(errors.InvalidArgument.because(func, sentence))
 
 
+def not_supported(func: str, sentence: str) -> Exception:
+    """A call that backend pccl cannot make: NotSupported, and torch's DistBackendError."""
+    return as_torch_error(errors.NotSupported.because(func, sentence))
+
+
 def fresh(error: Exception) -> Exception:
     """A copy of the error without a traceback, to be raised.
 

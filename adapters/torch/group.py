@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
 from _pccl_torch import other_accelerators
-from pccl.adapters.torch.errors import fresh
+from pccl.adapters.torch.errors import as_torch_error, fresh
 from pccl.adapters.torch.exchange import Alone, Exchange, Gone
 from pccl.adapters.torch.messages import Messages
 from pccl.adapters.torch.rendezvous import Member
@@ -191,12 +191,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
             self._queue.run(job, func, here=not options.asyncOp)
         except PCCLError as error:  # it has not begun
             work.finish(error)
-            raise
+            raise as_torch_error(error) from None
         return work
 
     def _check_open(self, func: str) -> None:
         if self._closed:
-            raise InvalidUsage.because(func, DESTROYED)
+            raise as_torch_error(InvalidUsage.because(func, DESTROYED))
 
     def _judge(self, error: PCCLError) -> PCCLError:
         """The error for the caller. One that ends the group is kept for all later calls."""

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from pccl.adapters.torch.collectives import Collectives
-from pccl.adapters.torch.errors import as_torch_error, refused
+from pccl.adapters.torch.errors import as_torch_error, not_supported, refused
 from pccl.adapters.torch.mailbox import USER, Letter
 from pccl.adapters.torch.messages import Receipt
 from pccl.adapters.torch.monitored_barrier import monitored_barrier
 from pccl.adapters.torch.tensor_bytes import array_of
 from pccl.adapters.torch.work import Work, all_untraced, callbacks, profile
-from pccl.errors import NotSupported, PCCLError
+from pccl.errors import PCCLError
 
 __all__ = ["ProcessGroup", "create"]
 
@@ -73,7 +73,7 @@ class ProcessGroup(Collectives):
         (tensor,) = tensors
         work = Receipt(tensors)
         # A message may be shorter than the tensor that receives it, whose other elements stay.
-        array = array_of(tensor)
+        array = array_of(tensor, func)
 
         def done(error: Exception | None) -> None:
             if error is None and func == "recv":
@@ -118,7 +118,7 @@ class ProcessGroup(Collectives):
             monitored_barrier(self._member, self._rank, number, limit, wait_all_ranks)
 
     def split_group(self, *_: Any, **__: Any) -> None:
-        raise NotSupported.because("split_group", "backend pccl has no split_group; use new_group")
+        raise not_supported("split_group", "backend pccl has no split_group; use new_group")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> None:
-        raise NotSupported.because("merge_remote_group", "backend pccl has no merge_remote_group")
+        raise not_supported("merge_remote_group", "backend pccl has no merge_remote_group")

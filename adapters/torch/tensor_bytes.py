@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pccl.adapters.torch.devices import empty_on_cpu
+from pccl.adapters.torch.errors import as_torch_error, not_supported
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType, ReduceOp
 
@@ -57,10 +58,13 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     return np.asarray(_Memory(tensor))
 
 
-def array_of(tensor: torch.Tensor, *, read: bool = True) -> Array:
-    """A tensor for the engine. Without `read` its elements are only written."""
+def array_of(tensor: torch.Tensor, func: str, *, read: bool = True) -> Array:
+    """A tensor for the engine. Without `read` its elements are only written.
+
+    `func` names the call in errors.
+    """
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise NotSupported.because("", "backend pccl takes dense tensors only")
+        raise not_supported(func, "backend pccl takes dense tensors only")
     plain = tensor.detach()
     own = plain.device.type == "cpu" and plain.is_contiguous()
     if own and not plain.is_neg() and not plain.is_conj():
@@ -136,17 +140,17 @@ def operation_of(op: Any, dtype: torch.dtype, func: str) -> tuple[ReduceOp | Bit
     found = next((ours for theirs, ours in table.items() if op == theirs), None)
     if found is None:
         name = getattr(op, "op", op)
-        raise NotSupported.because(func, f"backend pccl has no {name} of {dtype}")
+        raise not_supported(func, f"backend pccl has no {name} of {dtype}")
     if dtype == torch.bool:
         return found, DataType.UINT8
     try:
         return found, DataType.from_torch_dtype(dtype.to_real() if dtype.is_complex else dtype)
     except (InvalidArgument, NotSupported) as error:
-        raise type(error).because(func, error.reason) from None
+        raise as_torch_error(type(error).because(func, error.reason)) from None
 
 
-def write(tensor: torch.Tensor, data: Bytes) -> None:
+def write(tensor: torch.Tensor, data: Bytes, func: str) -> None:
     """Gives a tensor of any layout and device these elements, in logical order."""
-    array = array_of(tensor, read=False)
+    array = array_of(tensor, func, read=False)
     array.data[:] = data
     array.write_back()
