@@ -248,7 +248,7 @@ def adopt(
 ) -> object:
     """An array of these bytes: in the place of `like`, or a new one of the framework `origin`.
 
-    `beside`: an array of that framework; a new array is made on its device.
+    `beside`: an array of that framework; a new array is of its kind, and on its device.
     """
     if isinstance(like, np.ndarray | np.generic):
         adapter = None
@@ -262,6 +262,11 @@ def adopt(
         same = beside is not None and frameworks.find_adapter(beside) is adapter
         return adapter.beside(made, beside) if same and hasattr(adapter, "beside") else made
     array = as_array(kind, shape, data)
+    if beside is not None and not isinstance(beside, np.ndarray):
+        # Arrays that only show their memory are of no framework by which `origin` could name them.
+        shows = frameworks.any_adapter(beside)
+        if shows is not None:
+            return shows.from_buffers(beside, [Buffer(array, DataType.UINT8)])
     if isinstance(like, np.ndarray | np.generic) and like.dtype.newbyteorder("=") == array.dtype:
         array = array.astype(like.dtype, copy=False)
     if isinstance(like, np.ndarray) and like.flags.writeable:

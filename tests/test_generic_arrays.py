@@ -131,6 +131,32 @@ def test_results_come_back_as_their_own_kind_where_they_can(
             total.append(1)  # nobody holds on to it
 
 
+@pytest.mark.parametrize(
+    ("call", "want"),
+    [
+        (pccl.broadcast, [1, 2, 3, 4]),
+        (pccl.allgather, [1, 2, 3, 4, 11, 12, 13, 14]),
+        (
+            lambda mine, comm: pccl.allgather_async(mine, comm=comm).wait(),
+            [1, 2, 3, 4, 11, 12, 13, 14],
+        ),
+        (pccl.reduce_scatter, [12, 14]),
+        (pccl.alltoall, [1, 2, 11, 12]),
+    ],
+    ids=["broadcast", "allgather", "allgather_async", "reduce_scatter", "alltoall"],
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_collectives_keep_their_kind(
+    pair: list[pccl.Communicator], name: str, call: Any, want: list[int]
+) -> None:
+    make, kind = MAKERS[name]
+    told = each(pair, lambda rank, comm: call(make(np.arange(1.0, 5) + 10 * rank), comm=comm))
+    assert type(told[0]) is type(told[1]) is kind
+    assert looked_into(told[0]).dtype == looked_into(make([0.0])).dtype
+    # array.array and bytearray have one axis.
+    assert looked_into(told[0]).ravel().tolist() == want
+
+
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "DLPack before 1.0"])
 def test_outputs_are_written_where_they_are(pair: list[pccl.Communicator], name: str) -> None:
     make, _ = MAKERS[name]
