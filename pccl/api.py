@@ -160,7 +160,7 @@ def init(
         master: The master's "host:port"; host names, IPv4 and "[IPv6]:port". Several with commas
             between them, the preferred one first, if the run has several masters: when one is gone,
             another takes over. Default: PCCL_MASTER.
-        peer_group: Peers reduce only with peers of the same group.
+        peer_group: Peers reduce only with peers of the same group: 0 to 2^31 - 1.
         min_peers: Peers to wait for before the group starts. Default: PCCL_MIN_PEERS, else 1.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, about ten
             seconds to reach the master and no limit for the other peers to come.

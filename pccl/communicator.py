@@ -54,7 +54,7 @@ class Communicator(Peer):
     Args:
         address: The master's "host:port"; host names, IPv4 and "[IPv6]:port". Several with commas
             between them, the preferred one first, if the run has several masters.
-        peer_group: Peers reduce only with peers of the same group.
+        peer_group: Peers reduce only with peers of the same group: 0 to 2^31 - 1.
         p2p_connection_pool_size: TCP connections per link to another host; 0 adapts.
         port: Where other peers connect. Default: PCCL_PORT, else any free port.
         advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,

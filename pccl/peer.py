@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pccl import _core, _masters, _settings, process
 from pccl._changes import Changes
@@ -18,7 +18,7 @@ from pccl.reduce.residuals import Residuals
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MAX_GROUP = 2**32 - 1
+_MAX_GROUP = _core.OWN_GROUPS - 1
 _MAX_STRIPES = 255
 _MAX_REPLICA_NAME = 256
 _MAX_RANKS = 4096
@@ -166,15 +166,22 @@ class Peer(_core.Reducer):
             self._joining = False
             self._candidate = None
 
-    def _companion(self, group: int) -> Self:
-        """A peer of another group of the same run, not connected yet. Logs no loss.
+    @classmethod
+    def _of_own_group(cls, group: int, address: str, **options: Any) -> Self:
+        """A peer of a group that the library makes by itself, whose numbers are not for users."""
+        made = cls(address, **options)
+        made._group = group
+        return made
 
-        It ends with this one.
+    def _companion(self, group: int) -> Self:
+        """A peer of one of the library's own groups in the same run, not connected yet.
+
+        It logs no loss, and ends with this one.
         """
-        made = type(self)(
-            self._address,
+        made = self._of_own_group(
             group,
-            self._stripes,
+            self._address,
+            p2p_connection_pool_size=self._stripes,
             port=0,
             advertise=self._advertise,
             secret=self._secret,

@@ -266,6 +266,17 @@ def test_init_refuses_arguments_that_make_no_sense(options):
     assert not pccl.is_initialized()
 
 
+@pytest.mark.parametrize("group", [2**31, 3 * 2**30, 2**32 - 1])
+def test_groups_of_the_librarys_own_are_not_for_users(group):
+    for call in (pccl.init, pccl.Communicator):
+        with pytest.raises(
+            pccl.InvalidArgument, match=rf"peer_group .* 0\.\.2147483647, not {group}"
+        ):
+            call("localhost:1", peer_group=group)
+    assert pccl.Communicator("localhost:1", 2**31 - 1)._group == 2**31 - 1
+    assert pccl.Communicator._of_own_group(group, "localhost:1")._group == group
+
+
 def test_init_that_fails_leaves_nothing_behind():
     with pytest.raises(pccl.Unreachable):
         pccl.init("nowhere:1")

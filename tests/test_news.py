@@ -182,7 +182,7 @@ def test_the_master_can_say_how_many_peers_a_group_starts_with() -> None:
 
 def test_a_group_that_pccl_makes_by_itself_needs_no_more_peers_than_it_says() -> None:
     with pccl.MasterNode("127.0.0.1:0", min_peers=3) as master:
-        peers = [pccl.Communicator(master.address, OWN_GROUPS + 1) for _ in range(2)]
+        peers = [pccl.Communicator._of_own_group(OWN_GROUPS + 1, master.address) for _ in range(2)]
 
         def join(peer: pccl.Communicator) -> int:
             peer._join("connect", min_peers=2, attempts=1, timeout=30, enter=True)

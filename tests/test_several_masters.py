@@ -180,7 +180,7 @@ def test_another_group_begins_at_the_first_master_though_another_one_serves_the_
 
 def test_a_group_of_the_library_begins_at_the_master_that_serves_the_run() -> None:
     with masters() as run:
-        change = partial(several_masters.change_to_another_group, _core.OWN_GROUPS + 5)
+        change = partial(several_masters.change_to_own_group, _core.OWN_GROUPS + 5)
         peers = [
             *run.peers(2, change, PCCL_MIN_PEERS="4"),
             *run.peers(2, partial(several_masters.reduce_in_steps, COUNT), PCCL_MIN_PEERS="4"),

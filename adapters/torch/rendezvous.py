@@ -136,7 +136,7 @@ class Member:
             address = self._meet(deadline)
             with self._lock:
                 self._check_not_left()
-                self._comm = Communicator(address, peer_group=self._number)
+                self._comm = Communicator._of_own_group(self._number, address)
             self._comm._join(
                 JOINING, min_peers=self.size, attempts=30, timeout=deadline.left(), enter=False
             )

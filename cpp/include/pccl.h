@@ -212,7 +212,8 @@ typedef struct pcclRankUuid_t {
 
 typedef struct pcclCommCreateParams_t {
   ccoip_socket_address_t master_address;
-  uint32_t peer_group;               /* peers reduce only with peers of the same group */
+  uint32_t peer_group;               /* peers reduce only with peers of the same group; at most
+                                        2^31 - 1 */
   uint32_t p2p_connection_pool_size; /* connections per link to another host; 0: the library
                                         decides; at most 255 */
 } pcclCommCreateParams_t;

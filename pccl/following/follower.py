@@ -504,8 +504,12 @@ class _Line:
         self.asked: set[int] = set()
         self._follower = follower
         self._buffer = np.empty(0, np.uint8)
-        comm = Communicator(
-            follower._master, door.number, port=0, secret=follower._secret, name=follower._name
+        comm = Communicator._of_own_group(
+            door.number,
+            follower._master,
+            port=0,
+            secret=follower._secret,
+            name=follower._name,
         )
         comm._quiet = True
         self._pair = Pair(comm, FUNC, timeout=_ANSWER_SECONDS)

@@ -26,7 +26,7 @@ __all__ = ["add_arguments", "network_bound", "run"]
 DEFAULT_SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 # Apart from the group of a training run at the same master. Pairs of peers use the next numbers.
 DEFAULT_GROUP = 1_650_811_392
-_MAX_GROUP = 4_000_000_000
+_MAX_GROUP = 2_000_000_000
 _MAX_PEERS = 4096
 _UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _JOIN_ATTEMPTS = 10  # one second apart

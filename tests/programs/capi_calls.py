@@ -86,6 +86,9 @@ def make_calls_too_early() -> None:
     master.inet.protocol = 7
     with fails("InvalidArgument", "inetIPv4"):
         check(lib.pcclCreateCommunicator(byref(CreateParams(master, 0, 0)), byref(comm)))
+    with fails("InvalidArgument", "peer_group is more than 2147483647"):
+        params = CreateParams(resolve("[::1]:1"), 2**31, 0)
+        check(lib.pcclCreateCommunicator(byref(params), byref(comm)))
     with fails("InvalidArgument", "255"):
         check(
             lib.pcclCreateCommunicator(byref(CreateParams(resolve("[::1]:1"), 0, 257)), byref(comm))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from typing import Any
 
@@ -39,15 +40,27 @@ def reduce_in_steps(count: int, **options: Any) -> None:
         say(event="done", step=step, digest=digest.hexdigest(), sizes=sorted(sizes), gap=longest)
 
 
-def change_to_another_group(peer_group: int = 1) -> None:
+def change_to_another_group() -> None:
     """Leaves the group, and begins another one with another peer that does so."""
     start()
     say(event="in")
     hear()
     pccl.shutdown()
-    start(peer_group=peer_group, min_peers=2)
+    start(peer_group=1, min_peers=2)
     out, info = pccl.allreduce(x(10), return_info=True)
     say(event="done", ok=bool(np.all(out == expected(info))), size=len(info.contributors))
+
+
+def change_to_own_group(number: int) -> None:
+    """Leaves the group, and begins one of the library's own with another peer that does so."""
+    start()
+    say(event="in")
+    hear()
+    pccl.shutdown()
+    comm = pccl.Communicator._of_own_group(number, os.environ["PCCL_MASTER"])
+    comm._join("connect", min_peers=2, attempts=30, timeout=60, enter=True)
+    total, info = pccl.allreduce(np.ones(10), return_info=True, comm=comm)
+    say(event="done", ok=bool(np.all(total == 2)), size=len(info.contributors))
 
 
 def join_and_fail(**options: Any) -> None:

@@ -13,6 +13,7 @@
 #include "pccl/base/text.h"
 #include "pccl/capi/address.h"
 #include "pccl/io/address.h"
+#include "pccl/master/surroundings.h"
 
 namespace pccl::capi {
 namespace {
@@ -87,6 +88,9 @@ Result<node::CommunicatorOptions> options_from(const pcclCommCreateParams_t& par
         std::ranges::any_of(*masters, same)) {
       options.masters = *masters;
     }
+  }
+  if (params.peer_group >= master::kOwnGroups) {
+    return refuse("peer_group is more than " + std::to_string(master::kOwnGroups - 1)).error();
   }
   options.group = params.peer_group;
   if (params.p2p_connection_pool_size > 255)
