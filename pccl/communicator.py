@@ -540,7 +540,8 @@ class AsyncReduceHandle:
             try:
                 return True, int(Result.SUCCESS), self._finish(_settings.seconds(None, "wait"))
             except PCCLError as error:
-                self._error = error
+                # Its traceback has this call, and so this object, in a cycle.
+                self._error = error.with_traceback(None)
         return False, int(self._error.result), ReduceInfo()
 
     def _abandon(self) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from programs import arrays
-from workers import command
+from workers import command, eventually
 
 import pccl
 from pccl import (
@@ -527,6 +527,29 @@ def test_a_handle_never_raises_and_keeps_its_answer(comm):
     handle = comm.all_reduce_async(np.ones(2), np.empty(2), op="avg")
     assert handle.wait() == (False, 8, pccl.ReduceInfo())
     assert isinstance(handle.exception(), pccl.PeerLost)
+
+
+@pytest.mark.parametrize("how", ["handle", "await"])
+def test_a_failed_call_is_freed_when_the_program_drops_it(comm, how):
+    FakeCommunicator.made[-1].failure = (9, 8, "wait", "peer lost", "", "")
+
+    async def fails(work):
+        with pytest.raises(pccl.PeerLost):
+            await work
+
+    gc.disable()
+    try:
+        if how == "handle":
+            made = comm.all_reduce_async(np.ones(2), np.empty(2), op="avg")
+            assert not made.wait()[0]
+        else:
+            made = pccl.allreduce_async(np.ones(2), comm=comm)
+            asyncio.run(fails(made))
+        there = weakref.ref(made)
+        del made
+        eventually(lambda: there() is None)
+    finally:
+        gc.enable()
 
 
 def test_alone_reductions_fail_at_launch(comm):

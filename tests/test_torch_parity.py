@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -156,6 +158,29 @@ def alone() -> Iterator[ProcessGroup]:
     group = create(options)
     yield group
     group.shutdown()
+
+
+def test_a_lost_group_keeps_no_tensors(
+    alone: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any, **__: Any) -> None:
+        raise errors.MasterLost.because("allreduce", "no master")
+
+    monkeypatch.setattr(alone, "_member", SimpleNamespace(loss=lambda error: error))
+    monkeypatch.setattr(alone, "_exchange", SimpleNamespace(all_reduce=lose))
+    gc.disable()
+    try:
+        tensor = torch.ones(2)
+        with pytest.raises(errors.MasterLost):
+            alone.allreduce([tensor]).wait()
+        there = weakref.ref(tensor)
+        del tensor
+        assert there() is None
+    finally:
+        gc.enable()
+    with pytest.raises(errors.MasterLost):  # as in every later call
+        alone.allreduce([torch.ones(2)]).wait()
+    monkeypatch.undo()
 
 
 def calls_that_are_not_supported(group: ProcessGroup) -> dict[str, list[Any]]:

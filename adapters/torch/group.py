@@ -201,5 +201,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
     def _judge(self, error: PCCLError) -> PCCLError:
         """The error for the caller. One that ends the group is kept for all later calls."""
         if self._lost is None and self._member is not None and not self._closed:
-            self._lost = self._member.loss(error)
+            loss = self._member.loss(error)
+            # Its traceback has the call, with its tensors.
+            self._lost = None if loss is None else loss.with_traceback(None)
         return self._lost or error

@@ -149,7 +149,8 @@ class Work(Generic[_Result]):
             try:
                 result = self.wait()
             except BaseException as caught:
-                error = caught
+                # Its traceback has this call, and so the future that will hold it, in a cycle.
+                error = caught.with_traceback(None)
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(tell, result, error)
 
