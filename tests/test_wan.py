@@ -106,7 +106,8 @@ def test_hosts_of_a_site_share_its_line_and_do_without_it_among_themselves() -> 
 
 
 def test_queues_drop_what_does_not_fit() -> None:
-    with Lab([Host(10, 10)] * 2, queue_ms=50) as world:
+    # So slow that the queue is full long before a busy machine has sent all.
+    with Lab([Host(0.2, 0.2)] * 2, queue_ms=2500) as world:
         path = send_datagrams(world, 0, 1, 2000).paths[0, 1]
         # 128 bytes each: 62,500 bytes wait, and what leaves while the rest is coming.
         assert path.up_full > 0 and path.lost == path.down_full == path.no_room == 0
