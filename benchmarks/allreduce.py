@@ -31,7 +31,6 @@ without meeting, one call after the other. Systems that are not installed are le
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import resource
 import statistics
@@ -57,7 +56,7 @@ from report import (
     MIB,
     NAMES,
     Table,
-    machine,
+    announce,
     main_columns,
     main_row,
     microseconds,
@@ -69,6 +68,7 @@ from report import (
     size_name,
     summarise,
     warnings,
+    write_results,
 )
 
 import pccl
@@ -254,6 +254,23 @@ def list_of(names: list[str]) -> Callable[[str], list[str]]:
     return parse
 
 
+def add_pace(parser: argparse.ArgumentParser) -> None:
+    """Options of how long all measurements take."""
+    add = parser.add_argument
+    add("--rounds", type=int, default=ROUNDS, help="blocks of each system (default: %(default)s)")
+    add("--timeout", type=float, default=3600, help="seconds for a world (default: 3600)")
+    add("--block-seconds", type=float, default=BLOCK_SECONDS, help=argparse.SUPPRESS)
+
+
+def set_pace(options: argparse.Namespace) -> None:
+    """What --quick changes of them; and `least`, the calls in a block."""
+    options.least = LEAST_CALLS
+    if options.quick:
+        options.rounds = min(options.rounds, 3)
+        options.block_seconds = min(options.block_seconds, 0.1)
+        options.least = 2
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -274,19 +291,13 @@ def parse_options() -> argparse.Namespace:
         default=["latency"],
         help="more tables: latency (default), fresh, bfloat16, tree, iperf; or all, or none",
     )
-    add("--rounds", type=int, default=ROUNDS, help="blocks of each system (default: %(default)s)")
+    add_pace(parser)
     add("--quick", action="store_true", help="three sizes, few and short blocks")
     add("--json", type=Path, help="write all results to this file")
     add("--markdown", type=Path, help="write the tables to this file")
     add("--plot", type=Path, help="draw the table into this file, .svg or .png (matplotlib)")
-    add("--timeout", type=float, default=3600, help="seconds for a world (default: 3600)")
-    add("--block-seconds", type=float, default=BLOCK_SECONDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.least = LEAST_CALLS
-    if options.quick:
-        options.rounds = min(options.rounds, 3)
-        options.block_seconds = min(options.block_seconds, 0.1)
-        options.least = 2
+    set_pace(options)
     options.sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     options.worlds = options.worlds or [2, 4]
     return options
@@ -462,15 +473,13 @@ def main() -> int:
     options = parse_options()
     missing = what_is_there(options)
     packages = {"gloo": "torch", "mpi": "mpi4py"}
-    about = machine([packages[peer] for peer in options.peers if peer in packages])
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    about = announce([packages[peer] for peer in options.peers if peer in packages])
     print(*warnings(about, max(options.worlds)), *missing, sep="\n")
     suite = Suite(options)
     suite.run()
     about["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
     about["missing"] = missing
-    if options.json:
-        options.json.write_text(json.dumps({"machine": about, **suite.results}, indent=1) + "\n")
+    write_results(options.json, about, **suite.results)
     if options.markdown:
         options.markdown.write_text("\n".join(table.markdown() for table in suite.tables))
     if (

@@ -19,7 +19,6 @@ if a row is slower then.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from processes import Block, Deadline, Ranks
-from report import KIB, MIB, machine, size_name
+from report import KIB, MIB, machine, size_name, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOWER = 1.02
@@ -230,9 +229,7 @@ def main() -> int:
         results.append({"row": row.name, **verdict._asdict(), "slower": verdict.slower})
         if verdict.slower:
             slower.append(row.name)
-    if options.json:
-        about = {"machine": machine(), "base": options.commit, "rows": results}
-        options.json.write_text(json.dumps(about, indent=1) + "\n")
+    write_results(options.json, machine(), base=options.commit, rows=results)
     print(f"{len(slower)} of {len(results)} rows are slower" + "".join(f"\n  {n}" for n in slower))
     return int(bool(slower))
 

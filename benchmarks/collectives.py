@@ -11,25 +11,25 @@ mean: benchmarks/allreduce.py.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from allreduce import BLOCK_SECONDS, LEAST_CALLS, ROUNDS, World, list_of, what_is_there
+from allreduce import World, add_pace, list_of, set_pace, what_is_there
 from ranks import COLLECTIVES
 from report import (
     KIB,
     MIB,
     NAMES,
     Table,
-    machine,
+    announce,
     milliseconds,
     parse_sizes,
     parse_worlds,
     ratio,
     size_name,
     warnings,
+    write_results,
 )
 
 SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
@@ -47,18 +47,13 @@ def parse_options() -> argparse.Namespace:
     add("--collectives", type=list_of(COLLECTIVES), default=COLLECTIVES, help="default: all")
     add("--world", "--worlds", dest="worlds", type=parse_worlds, default=[2, 4])
     add("--sizes", type=parse_sizes, help="e.g. 4KiB,1MiB (default: 4 KiB to 64 MiB)")
-    add("--rounds", type=int, default=ROUNDS, help="blocks of each system (default: %(default)s)")
+    add_pace(parser)
     add("--quick", action="store_true", help="two sizes, few and short blocks")
     add("--json", type=Path, help="write all results to this file")
     add("--markdown", type=Path, help="write the table to this file")
-    add("--timeout", type=float, default=3600, help="seconds for a world (default: 3600)")
-    add("--block-seconds", type=float, default=BLOCK_SECONDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.least, options.extras = LEAST_CALLS, []
-    if options.quick:
-        options.rounds = min(options.rounds, 3)
-        options.block_seconds = min(options.block_seconds, 0.1)
-        options.least = 2
+    options.extras = []
+    set_pace(options)
     options.sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     return options
 
@@ -95,8 +90,7 @@ def row(result: dict[str, Any], systems: list[str]) -> list[str]:
 def main() -> int:
     options = parse_options()
     missing = what_is_there(options)
-    about = machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    about = announce()
     print(*warnings(about, max(options.worlds)), *missing, sep="\n")
     systems = ["pccl", *(name for name in ("mpi", "gloo") if name in options.peers)]
     columns = ["collective", "transport", "ranks", "array", *(f"{NAMES[s]} ms" for s in systems)]
@@ -110,8 +104,7 @@ def main() -> int:
                     for size in options.sizes:
                         results.append(measure(world, collective, size))
                         table.add(row(results[-1], systems))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+    write_results(options.json, about, results=results)
     if options.markdown:
         options.markdown.write_text(table.markdown())
     return 0

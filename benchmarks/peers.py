@@ -3,6 +3,7 @@ need for that."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import queue
@@ -13,6 +14,8 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 PATIENCE = 120.0  # seconds for any answer
 
@@ -102,6 +105,11 @@ def ask(peers: Sequence[Peer], order: str, answer: str, **what: Any) -> list[dic
 def say(event: str, **what: Any) -> None:
     """In a peer: tells the parent."""
     print(json.dumps({"event": event, **what}), flush=True)
+
+
+def digest_of(array: np.ndarray[Any, Any]) -> str:
+    """The SHA-256 of its bytes, for members that must hold the same."""
+    return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
 
 
 def next_order() -> dict[str, Any]:

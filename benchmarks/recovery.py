@@ -22,7 +22,6 @@ silence, and the goal is that timeout more.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -35,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from peers import Peer, ask, next_order, say
-from report import machine, parse_sizes, percentile, size_name
+from report import announce, parse_sizes, percentile, size_name, write_results
 
 import pccl
 
@@ -262,15 +261,13 @@ def main() -> int:
     [options.size] = parse_sizes(options.size)
     if options.peer:
         be_peer(options.size)
-    about = machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    about = announce()
     print(f"{WORLD} peers on {about['cores']} cores", flush=True)
     plan = [(signal.SIGKILL, options.kills), (signal.SIGSTOP, options.stops)]
     results = [measure(number, times, options) for number, times in plan if times]
     rows = [HEAD, *map(markdown_row, results)]
     print("\n".join(rows))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+    write_results(options.json, about, results=results)
     if options.markdown:
         options.markdown.write_text("\n".join(rows) + "\n")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import json
 import math
 import os
 import platform
@@ -69,6 +70,19 @@ def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
         "load_before": os.getloadavg()[0],
     }
     return about | {package: importlib.metadata.version(package) for package in packages}
+
+
+def announce(packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Prints what `machine` returns, and returns it."""
+    about = machine(packages)
+    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    return about
+
+
+def write_results(path: Path | None, about: dict[str, Any], **found: Any) -> None:
+    """Writes a file of results for tools/charts.py, if a path is given."""
+    if path is not None:
+        path.write_text(json.dumps({"machine": about, **found}, indent=1) + "\n")
 
 
 def warnings(about: dict[str, Any], world: int) -> list[str]:

@@ -21,7 +21,6 @@ what pccl is compared with. Needs seven times the size in memory.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -34,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from peers import Peer, ask, next_order, say
-from report import MIB, machine, parse_sizes, size_name
+from report import MIB, announce, parse_sizes, size_name, write_results
 
 import pccl
 
@@ -335,15 +334,13 @@ def main() -> int:
         parser.error("--size is a multiple of 8 bytes")
     if options.peer:
         be_peer(options.size[0], options.rounds)
-    about = machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    about = announce()
     print(HEAD, flush=True)
     results = []
     for size in options.size:
         results.append(measure(size, options.rounds))
         print(markdown_row(results[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+    write_results(options.json, about, results=results)
     if options.markdown:
         options.markdown.write_text("\n".join([HEAD, *map(markdown_row, results)]) + "\n")
     return 0

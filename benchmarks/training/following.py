@@ -16,11 +16,9 @@ All that a follower receives must be what the members hold.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,15 +29,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wan"))
 
-from peers import Peer, say
-from report import machine
+from peers import Peer, digest_of, say
+from report import announce, write_results
+from wide import add_link_options, start_master
 
 import pccl
 from pccl.diloco import DiLoCo
-
-
-def digest_of(array: np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
 
 
 def be_member(parameters: int, seconds: float, rounds: int) -> None:
@@ -94,16 +89,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     followers: list[Peer] = []
     hosts = args.members + args.followers
     with Lab([Host(args.mbit, args.mbit)] * hosts, delay_ms=args.rtt / 2) as lab:
-        master = lab.popen(
-            0,
-            [sys.executable, "-P", "-m", "pccl", "master", "--insecure", "--listen"]
-            + [f"{lab.address(0)}:0"],
-            {"PCCL_MEASURE_AFTER": "0"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert master.stdout is not None
-        env = {"PCCL_MASTER": master.stdout.readline().split()[-1], "PCCL_BIND": ""}
+        env = {"PCCL_MASTER": start_master(lab, {"PCCL_MEASURE_AFTER": "0"}), "PCCL_BIND": ""}
         try:
             least = {"PCCL_MIN_PEERS": str(args.members)}
             numbers = [str(parameters), str(args.seconds), str(rounds)]
@@ -163,13 +149,10 @@ def main() -> int:
     parser.add_argument("--followers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6, help="without followers, and as many with")
     parser.add_argument("--megabytes", type=float, default=50.0, help="of parameters")
-    parser.add_argument("--mbit", type=float, default=100.0)
-    parser.add_argument("--rtt", type=float, default=50.0, help="ms")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a round's inner steps")
+    add_link_options(parser)
     parser.add_argument("--json", type=Path, help="write all results to this file")
     args = parser.parse_args()
-    about = machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    about = announce()
     found = measure(args)
     pause = (found["step_followed"] - found["step_alone"]) / (args.seconds + found["step_alone"])
     print("| step alone | followed | longest | pause, of a round | publish | age | received |")
@@ -180,8 +163,7 @@ def main() -> int:
         f"| {min(found['ages']):.1f} to {max(found['ages']):.1f} s "
         f"| {', '.join(f'{100 * share:.0f} %' for share in found['received'])} |"
     )
-    if args.json:
-        args.json.write_text(json.dumps({"machine": about, **found}, indent=1) + "\n")
+    write_results(args.json, about, **found)
     return 0
 
 

@@ -20,8 +20,6 @@ time between two rounds' ends of a member that was not stopped.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import signal
 import sys
 import threading
@@ -33,8 +31,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from peers import Peer, say
-from report import machine
+from peers import Peer, digest_of, say
+from report import announce, write_results
 
 import pccl
 from pccl.diloco import DiLoCo
@@ -65,14 +63,13 @@ def be_peer(parameters: int, step_seconds: float, every: int, mode: str, grace: 
         model["w"] -= np.float32(0.01) * random.standard_normal(parameters, np.float32)
         steps += 1
         if diloco.step(tokens=1):
-            held = np.ascontiguousarray(diloco.parameters["['w']"])
             say(
                 "round",
                 round=diloco.outer_step,
                 at=time.monotonic(),
                 steps=steps,
                 learned=diloco.world_tokens,
-                digest=hashlib.sha256(held).hexdigest(),
+                digest=digest_of(diloco.parameters["['w']"]),
             )
 
 
@@ -153,8 +150,7 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--json", type=Path, help="write all results to this file")
     args = parser.parse_args()
-    about = machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    about = announce()
     results = [measure(args, way) for way in args.ways]
     print("| way | others' steps/s | others | learned/s | learned | longest |")
     print("|---|---|---|---|---|---|")
@@ -165,8 +161,7 @@ def main() -> int:
             f"| {one['learned']:.1f} | {100 * one['learned'] / well['learned']:.1f} % "
             f"| {one['longest']:.1f} s |"
         )
-    if args.json:
-        args.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+    write_results(args.json, about, results=results)
     return 0
 
 

@@ -16,11 +16,9 @@ newcomers have come and operations are slow. At the end all must hold the same b
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,8 +29,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wan"))
 
-from peers import Peer, say
-from report import machine
+from peers import Peer, digest_of, say
+from report import announce, write_results
+from wide import add_link_options, start_master
 
 import pccl
 from pccl.diloco import DiLoCo
@@ -61,8 +60,7 @@ def be_peer(parameters: int, seconds: float, rounds: int, background: bool) -> N
         took = time.monotonic() - began
         members, watching = pccl.world_size(), len(diloco.observers)
         say("round", round=diloco.outer_step, took=took, members=members, watching=watching)
-    digest = hashlib.sha256(np.ascontiguousarray(diloco.parameters["['w']"])).hexdigest()
-    say("end", digest=digest)
+    say("end", digest=digest_of(diloco.parameters["['w']"]))
 
 
 def measure(args: argparse.Namespace, way: str) -> dict[str, Any]:
@@ -75,16 +73,7 @@ def measure(args: argparse.Namespace, way: str) -> dict[str, Any]:
     hosts = args.members + args.newcomers
     peers: list[Peer] = []
     with Lab([Host(args.mbit, args.mbit)] * hosts, delay_ms=args.rtt / 2) as lab:
-        master = lab.popen(
-            0,
-            [sys.executable, "-P", "-m", "pccl", "master", "--insecure", "--listen"]
-            + [f"{lab.address(0)}:0"],
-            {"PCCL_MEASURE_AFTER": "0"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert master.stdout is not None
-        env = {"PCCL_MASTER": master.stdout.readline().split()[-1], "PCCL_BIND": ""}
+        env = {"PCCL_MASTER": start_master(lab, {"PCCL_MEASURE_AFTER": "0"}), "PCCL_BIND": ""}
 
         def start(host: int, **more: str) -> None:
             peers.append(Peer(__file__, arguments, env | more, lab.command(host)))
@@ -136,14 +125,11 @@ def main() -> int:
     parser.add_argument("--newcomers", type=int, default=2)
     parser.add_argument("--more", type=int, default=3, help="rounds after the last one's two")
     parser.add_argument("--megabytes", type=float, default=100.0, help="of state")
-    parser.add_argument("--mbit", type=float, default=100.0)
-    parser.add_argument("--rtt", type=float, default=50.0, help="ms")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a round's inner steps")
+    add_link_options(parser)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--json", type=Path, help="write all results to this file")
     args = parser.parse_args()
-    about = machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    about = announce()
     results = [measure(args, way) for way in args.ways]
     print("| newcomers | alone | worst step | pause, of a round | until they count |")
     print("|---|---|---|---|---|")
@@ -153,8 +139,7 @@ def main() -> int:
             f"| {one['way']} | {one['alone']:.2f} s | {one['worst']:.2f} s "
             f"| {100 * one['pause']:.1f} % | {until} |"
         )
-    if args.json:
-        args.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+    write_results(args.json, about, results=results)
     return 0
 
 

@@ -55,7 +55,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wan"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from report import machine
+from report import announce, write_results
+from wide import start_master
 
 import pccl
 
@@ -286,15 +287,7 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
             delay, rate = args.wan
             lab = stack.enter_context(Lab([Host(rate, rate)] * args.peers, delay_ms=delay / 2))
             command, env["PCCL_BIND"], hosts = lab.command, "", args.peers
-            listen = ["--listen", f"{lab.address(0)}:0"]
-            master = lab.popen(
-                0,
-                [sys.executable, "-P", "-m", "pccl", "master", "--insecure", *listen],
-                env,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            env["PCCL_MASTER"] = master.stdout.readline().split()[-1]
+            env["PCCL_MASTER"] = start_master(lab, env)
         else:
             env["PCCL_BIND"] = "127.0.0.1"
             env["PCCL_MASTER"] = stack.enter_context(pccl.MasterNode("127.0.0.1:0")).address
@@ -529,8 +522,7 @@ def main() -> int:
         parser.error("--start needs --pretrain")
     if args.churn and args.peers < 3:
         parser.error("--churn needs three peers: one is killed, and two are compared")
-    about = machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    about = announce()
     if args.rejoin:
         import rejoin
 
@@ -539,8 +531,7 @@ def main() -> int:
         print(rejoin.words(result))
     else:
         result = compare(args)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": about, **result}, indent=1) + "\n")
+    write_results(args.json, about, **result)
     return 0
 
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "examples"))
 
 import byte_gpt
-from report import machine
+from report import announce
 
 from pccl.training.diloco.options import Options, Plan
 
@@ -226,7 +226,7 @@ def main() -> None:
         args.width, args.layers, args.context, args.test_examples, args.steps = 32, 1, 32, 16, 40
         args.lr, args.every, args.warm_up = args.lr[:1], [10], [0, 2]
     torch.set_num_threads(1)  # the arrays of a step are small, where there is no GPU
-    print(", ".join(f"{name} {value}" for name, value in machine(["torch"]).items()))
+    announce(["torch"])
     print("| schedule | learning rate | bits per byte | | to ddp | reductions | s |")
     print("|---|---|---|---|---|---|---|")
     schedules: list[tuple[str, Plan | None]] = [("ddp", None)]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import secrets
 import signal
 import statistics
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab import DEVICE, PRESETS, Host, Lab, LabError, preset
 from peers import Peer, ask
-from report import MIB, Table, machine, ratio, size_name, warnings
+from report import MIB, Table, machine, ratio, size_name, warnings, write_results
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = {"pccl": "pccl", "gloo1": "Gloo", "gloo8": "8 Gloo"}
@@ -212,10 +211,7 @@ def main() -> None:
                 table.add(cells(result, systems))
                 results.append(result)
                 # After every row: some take minutes.
-                if args.json:
-                    args.json.write_text(
-                        json.dumps({"machine": about, "results": results}, indent=1)
-                    )
+                write_results(args.json, about, results=results)
                 if args.markdown:
                     args.markdown.write_text(table.markdown())
 
