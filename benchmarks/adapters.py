@@ -20,13 +20,12 @@ import os
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from together import run_ranks
+from together import in_turns, ratio_quartiles, run_ranks
 
 import pccl
 
@@ -88,35 +87,18 @@ def entrances(count: int) -> dict[str, Callable[[], Any]]:
 
 def rank_main(args: argparse.Namespace) -> None:
     pccl.init(min_peers=args.world)
-    calls = entrances((args.mib << 20) // 4)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for block in range(args.blocks + 1):  # the first one warms up
-        for name in names[block % len(names) :] + names[: block % len(names)]:
-            pccl.allreduce(np.zeros(1), "max")
-            begin = time.perf_counter()
-            for _ in range(args.calls):
-                calls[name]()
-            took = (time.perf_counter() - begin) / args.calls
-            slowest = pccl.allreduce(np.array([took]), "max")
-            times[name].append(1000 * float(slowest[0]))
+    times = in_turns(entrances((args.mib << 20) // 4), args.blocks, args.calls)
     if pccl.rank() == 0:
-        print(json.dumps({name: values[1:] for name, values in times.items()}), flush=True)
+        print(json.dumps(times), flush=True)
     pccl.shutdown()
 
 
 def run(args: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds a call of each entrance, by block."""
     with pccl.MasterNode("127.0.0.1:0") as master:
-        command = [sys.executable, __file__, "--peer", "--world", str(args.world)]
-        command += [
-            "--mib",
-            str(args.mib),
-            "--blocks",
-            str(args.blocks),
-            "--calls",
-            str(args.calls),
-        ]
+        command = [sys.executable, __file__, "--peer"]
+        for name in ("world", "mib", "blocks", "calls"):
+            command += [f"--{name}", str(getattr(args, name))]
         env = {**os.environ, "PCCL_MASTER": master.address, "JAX_PLATFORMS": "cpu"}
         outputs = run_ranks([command] * args.world, env)
     found: dict[str, list[float]] = json.loads(b"".join(outputs))
@@ -127,8 +109,7 @@ def table(found: dict[str, list[float]]) -> str:
     """Medians over blocks; `of numpy` is the median of the blocks' ratios, with its quartiles."""
     lines = ["| entrance | ms | of numpy | quartiles |", "|---|---|---|---|"]
     for name, other in COMPARED.items():
-        ratios = [a / b for a, b in zip(found[name], found[other], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        low, middle, high = ratio_quartiles(found[name], found[other])
         lines.append(
             f"| {name} | {statistics.median(found[name]):.2f} | {middle:.2f} | {low:.2f} - {high:.2f} |"
         )

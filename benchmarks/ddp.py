@@ -32,7 +32,7 @@ try:
 except ModuleNotFoundError as error:
     print(f"{error.name} is missing: pip install 'pccl-collectives[bench]'", file=sys.stderr)
     sys.exit(2)
-from together import run_ranks
+from together import ratio_quartiles, run_ranks
 
 PATIENCE = timedelta(seconds=300)
 BACKENDS = ("gloo", "pccl")
@@ -159,8 +159,7 @@ def table(found: list[dict[str, Any]]) -> str:
     for row in found:
         ms = row["ms"]
         alone, gloo, ours = (statistics.median(ms[kind]) for kind in ("alone", "gloo", "pccl"))
-        ratios = [a / b for a, b in zip(ms["pccl"], ms["gloo"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        low, middle, high = ratio_quartiles(ms["pccl"], ms["gloo"])
         lines.append(
             f"| {row['model']} | {row['parameters'] / 1e6:.1f} M | {row['world']} | {alone:.0f} | {gloo:.0f} | "
             f"{ours:.0f} | {middle:.2f} | {low:.2f} - {high:.2f} |"

@@ -22,14 +22,13 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import machine
-from together import run_ranks
+from report import machine, write_results
+from together import in_turns, ratio_quartiles, run_ranks
 
 import pccl
 from pccl.reduce import pieces
@@ -88,19 +87,7 @@ def rank_main(args: argparse.Namespace) -> None:
     dist.init_process_group("gloo", store=store, rank=pccl.rank(comm), world_size=args.world)
     found: dict[str, dict[str, list[float]]] = {}
     for mib in args.mib:
-        calls = entrances(mib * MIB // 4)
-        names = list(calls)
-        times: dict[str, list[float]] = {name: [] for name in names}
-        for block in range(args.blocks + 1):  # the first one warms up
-            for name in names[block % len(names) :] + names[: block % len(names)]:
-                pccl.allreduce(np.zeros(1), "max")
-                begin = time.perf_counter()
-                for _ in range(args.calls):
-                    calls[name]()
-                took = (time.perf_counter() - begin) / args.calls
-                slowest = pccl.allreduce(np.array([took]), "max")
-                times[name].append(1000 * float(slowest[0]))
-        found[str(mib)] = {name: values[1:] for name, values in times.items()}
+        found[str(mib)] = in_turns(entrances(mib * MIB // 4), args.blocks, args.calls)
     if pccl.rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
@@ -131,8 +118,7 @@ def rows(found: dict[str, list[float]], where: str) -> list[str]:
     for name in ROWS:
         if name not in found:
             continue
-        ratios = [a / b for a, b in zip(bound, found[name], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        low, middle, high = ratio_quartiles(bound, found[name])
         goal = f"{GOAL}" if name in IN_PIECES else ""
         lines.append(
             f"| {where} | {name} | {statistics.median(found[name]):.1f} "
@@ -172,8 +158,7 @@ def main() -> None:
         results[transport] = run(args, shm)
         for mib, found in results[transport].items():
             print("\n".join(rows(found, f"{mib} MiB, {transport}")), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": about, "ms": results}, indent=1))
+    write_results(args.json, about, ms=results)
 
 
 if __name__ == "__main__":

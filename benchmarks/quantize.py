@@ -16,13 +16,13 @@ import json
 import os
 import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from together import run_ranks
+from together import in_turns, ratio_quartiles, run_ranks
 
 import pccl
 
@@ -38,19 +38,14 @@ def times(args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds by block, and bytes sent by this rank, of each way."""
     array = normals((args.mib << 20) // 4, pccl.rank())
     out = np.empty_like(array)
-    found: dict[str, Any] = {"world": args.world, "ms": {}, "bytes": {}}
-    for block in range(args.blocks + 1):  # the first one warms up
-        for way in WAYS[block % len(WAYS) :] + WAYS[: block % len(WAYS)]:
-            pccl.allreduce(np.zeros(1), "max")
-            begin = time.perf_counter()
-            for _ in range(args.calls):
-                _, info = pccl.allreduce(array, "avg", out=out, quantize=way, return_info=True)
-            took = (time.perf_counter() - begin) / args.calls
-            slowest = pccl.allreduce(np.array([took]), "max")
-            if block > 0:
-                found["ms"].setdefault(str(way), []).append(1000 * float(slowest[0]))
-            found["bytes"][str(way)] = info.tx_bytes
-    return found
+    sent: dict[str, int] = {}
+
+    def reduce(way: str | None) -> None:
+        _, info = pccl.allreduce(array, "avg", out=out, quantize=way, return_info=True)
+        sent[str(way)] = info.tx_bytes
+
+    ms = in_turns({str(way): partial(reduce, way) for way in WAYS}, args.blocks, args.calls)
+    return {"world": args.world, "ms": ms, "bytes": sent}
 
 
 def errors(args: argparse.Namespace) -> dict[str, Any]:
@@ -85,11 +80,11 @@ def tables(found: list[dict[str, Any]]) -> str:
     lines = ["| peers | on the way | ms | float32 / this | bytes |", "|---|---|---|---|---|"]
     for one in found:
         for way in one.get("ms", ()):
-            ratios = [a / b for a, b in zip(one["ms"]["None"], one["ms"][way], strict=True)]
+            _, ratio, _ = ratio_quartiles(one["ms"]["None"], one["ms"][way])
             part = one["bytes"][way] / one["bytes"]["None"]
             lines.append(
                 f"| {one['world']} | {'float32' if way == 'None' else way} | "
-                f"{statistics.median(one['ms'][way]):.1f} | {statistics.median(ratios):.2f} | {part:.1%} |"
+                f"{statistics.median(one['ms'][way]):.1f} | {ratio:.2f} | {part:.1%} |"
             )
     lines += ["", "| peers | on the way | mean error | largest |", "|---|---|---|---|"]
     for one in found:

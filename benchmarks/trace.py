@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from together import run_ranks
+from together import ratio_quartiles, run_ranks
 
 import pccl
 
@@ -76,8 +76,7 @@ def table(found: dict[str, list[float]]) -> str:
     """Medians over blocks; `of plain` is the median of the blocks' ratios, with its quartiles."""
     lines = ["| entrance | us | of plain | quartiles |", "|---|---|---|---|"]
     for name in ENTRANCES:
-        ratios = [a / b for a, b in zip(found[name], found["plain"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        low, middle, high = ratio_quartiles(found[name], found["plain"])
         lines.append(
             f"| {name} | {statistics.median(found[name]):.1f} "
             f"| {middle:.3f} | {low:.3f} - {high:.3f} |"

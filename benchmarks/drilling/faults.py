@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from drilling.run import FOLDER, Failed, Run
+from drilling.run import FOLDER, Failed, Member, Run
 
 _FREEZE_SECONDS = 1.0  # short of every timeout
 _NOISE = """\
@@ -66,6 +66,19 @@ def _all(run: Run) -> int:
     return len(run.living())
 
 
+def _others_go_on(run: Run, lost: Sequence[Member], begun: float) -> None:
+    """Waits until each of the others has made a step without these."""
+    rest = [member for member in run.living() if member not in lost]
+    run.wait(
+        "the others go on without " + " and ".join(member.name for member in lost),
+        lambda: all(m.steps[-1].at > begun and m.steps[-1].world == len(rest) for m in rest),
+    )
+
+
+def _learns_that_it_is_out(run: Run, peer: Member, begun: float) -> None:
+    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+
+
 def killed(run: Run) -> int:
     run.members["peer1"].signal(signal.SIGKILL)
     run.members["peer1"].process.wait()
@@ -110,17 +123,11 @@ def frozen_until_it_is_out(run: Run) -> int:
     begun = time.monotonic()
     peer = run.members["peer1"]
     peer.signal(signal.SIGSTOP)
-    others = [m for m in run.living() if m is not peer]
     try:
-        run.wait(
-            "the others go on without the frozen one",
-            lambda: all(
-                m.steps[-1].at > begun and m.steps[-1].world == len(others) for m in others
-            ),
-        )
+        _others_go_on(run, [peer], begun)
     finally:
         peer.signal(signal.SIGCONT)
-    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    _learns_that_it_is_out(run, peer, begun)
     return _all(run)
 
 
@@ -141,13 +148,9 @@ def never_calls(run: Run) -> int:
     begun = time.monotonic()
     peer = run.members["peer1"]
     peer.tell("mute")
-    others = [m for m in run.living() if m is not peer]
-    run.wait(
-        "the others go on without the silent one",
-        lambda: all(m.steps[-1].at > begun and m.steps[-1].world == len(others) for m in others),
-    )
+    _others_go_on(run, [peer], begun)
     peer.tell("speak")
-    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    _learns_that_it_is_out(run, peer, begun)
     return _all(run)
 
 
@@ -294,15 +297,11 @@ def a_peer_is_cut_off(run: Run) -> int:
     for place in others:
         run.lab.cut(peer.place, place)
     try:
-        rest = [m for m in run.living() if m is not peer]
-        run.wait(
-            "the others go on without it",
-            lambda: all(m.steps[-1].at > begun and m.steps[-1].world == len(rest) for m in rest),
-        )
+        _others_go_on(run, [peer], begun)
     finally:
         for place in others:
             run.lab.heal(peer.place, place)
-    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    _learns_that_it_is_out(run, peer, begun)
     return _all(run)
 
 
@@ -318,11 +317,7 @@ def the_run_is_cut_in_two(run: Run) -> int:
     for line in lines:
         run.lab.cut(*line)
     try:
-        rest = [peer for peer in peers if peer not in few]
-        run.wait(
-            "the others go on without them",
-            lambda: all(m.steps[-1].at > begun and m.steps[-1].world == len(rest) for m in rest),
-        )
+        _others_go_on(run, few, begun)
         run.wait(
             "they are told that they have no master",
             lambda: all(
@@ -407,7 +402,7 @@ def kicked_by_the_operator(run: Run) -> int:
     begun = time.monotonic()
     peer = run.members["peer1"]
     run.command("kick", "peer1")
-    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    _learns_that_it_is_out(run, peer, begun)
     return _all(run)
 
 
