@@ -40,6 +40,8 @@ def _collect(
     tag: int | None,
     timeout: float | None,
     comm: Communicator | None,
+    *,
+    return_info: bool = False,
     **how: Any,
 ) -> Any:
     """The result of one native call if the engine takes the arrays as they are, else of `run`."""
@@ -47,8 +49,10 @@ def _collect(
     used = _use(comm, func)
     plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit, **how)
     if plain is not None:
-        return plain[0]
-    return run(request.make(func, used, tree, out=out, tag=tag, timeout=timeout, **how))
+        result, info = plain
+        return (result, reduce_info(info)) if return_info else result
+    how |= {"out": out, "tag": tag, "timeout": timeout, "return_info": return_info}
+    return run(request.make(func, used, tree, **how))
 
 
 def broadcast(
@@ -129,18 +133,8 @@ def allgather(
         InvalidArgument: An array cannot be sent or written.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
-    func = "allgather"
-    limit = _settings.seconds(timeout, func)
-    used = _use(comm, func)
-    kind = general.Kind.ALL_GATHER
-    plain = routes.collect_plain(used._joined(func), kind, tree, out, tag, limit)
-    if plain is not None:
-        result, info = plain
-        return (result, reduce_info(info)) if return_info else result
-    made = request.make(
-        func, used, tree, out=out, tag=tag, timeout=timeout, return_info=return_info
-    )
-    return general.allgather(made)
+    kind, run = general.Kind.ALL_GATHER, general.allgather
+    return _collect("allgather", kind, run, tree, out, tag, timeout, comm, return_info=return_info)
 
 
 def allgather_async(

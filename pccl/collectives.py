@@ -19,7 +19,7 @@ import numpy as np
 from pccl import _arrays, _settings, frameworks, result_pool
 from pccl import tree as trees
 from pccl._arrays import Target
-from pccl.errors import InvalidArgument, NotSupported, located
+from pccl.errors import NotSupported, located
 from pccl.frameworks import Array, Buffer, Shared
 from pccl.reduce.request import Collective, Request
 from pccl.reduce.staging import Staging
@@ -189,8 +189,7 @@ def alltoall(request: Request) -> Any:
     parts = _members(request)
     for source, (where, _) in zip(shared, request.leaves, strict=True):
         if not source.shape or source.shape[0] % parts != 0:
-            have = trees.describe([Entry("", source.kind, source.shape)])
-            request.refuse(_indivisible(where, have, parts))
+            request.refuse(_indivisible(where, _shown("", source), parts))
     received = _bytes_for(shared, targets)
     staging = Staging(_bytes_of(shared), received, in_place=False)
     _run(request, Kind.ALL_TO_ALL, staging, _entries(flat.paths, shared), parts=parts)
@@ -256,6 +255,11 @@ def _share(leaf: object) -> Shared:
 
 def _entries(paths: Sequence[str], shared: Sequence[Shared]) -> list[Entry]:
     return [Entry(path, s.kind, s.shape) for path, s in zip(paths, shared, strict=True)]
+
+
+def _shown(where: str, shared: Shared) -> str:
+    """The array in error sentences."""
+    return trees.describe([Entry(where, shared.kind, shared.shape)])
 
 
 def _bytes_of(shared: Sequence[Shared]) -> list[Buffer]:
@@ -341,32 +345,22 @@ def _restored(leaf: object, shared: Shared, data: Array) -> object:
 def broadcast_in_place(request: Request) -> ReduceInfo:
     """`Communicator.broadcast`."""
     members = _members(request)
-    shared = _memory_of(request.tree, request.func, "array", writable=True)
-    info = _run(
-        request,
-        Kind.BROADCAST,
-        Staging(_bytes_of([shared]), [shared.data]),
-        _entries([""], [shared]),
-        root=_root(request, members),
-        parts=members,
-    )
-    _filled(request, [_Target(request.tree, shared)], [shared.data])
-    return info
+    shared = _memory_of(request, request.tree, "array", writable=True)
+    staging = Staging(_bytes_of([shared]), [shared.data])
+    root = _root(request, members)
+    return _fill(request, Kind.BROADCAST, staging, shared, shared, parts=members, root=root)
 
 
 def gather_into(request: Request) -> ReduceInfo:
     """`Communicator.all_gather`."""
     parts = _members(request)
-    source = _memory_of(request.tree, request.func, "send", writable=False)
-    target = _memory_of(request.out, request.func, "recv", writable=True)
+    source = _memory_of(request, request.tree, "send", writable=False)
+    target = _memory_of(request, request.out, "recv", writable=True)
     if source.kind != target.kind or target.data.size != parts * source.data.size:
-        have = trees.describe([Entry("recv", target.kind, target.shape)])
-        want = trees.describe([Entry("send", source.kind, source.shape)])
+        have, want = _shown("recv", target), _shown("send", source)
         request.refuse(f"{have} does not hold {want} of each of {parts} members")
     staging = Staging(_bytes_of([source]), [target.data], gathers=True)
-    info = _run(request, Kind.ALL_GATHER, staging, _entries([""], [source]), parts=parts)
-    _filled(request, [_Target(request.out, target)], [target.data])
-    return info
+    return _fill(request, Kind.ALL_GATHER, staging, source, target, parts=parts)
 
 
 def reduce_into(request: Request) -> ReduceInfo:
@@ -392,27 +386,36 @@ def reduce_into(request: Request) -> ReduceInfo:
 def exchange_into(request: Request) -> ReduceInfo:
     """`Communicator.all_to_all`."""
     parts = _members(request)
-    source = _memory_of(request.tree, request.func, "send", writable=False)
-    target = _memory_of(request.out, request.func, "recv", writable=True)
+    source = _memory_of(request, request.tree, "send", writable=False)
+    target = _memory_of(request, request.out, "recv", writable=True)
     if source.kind != target.kind or source.data.size != target.data.size:
-        have = trees.describe([Entry("recv", target.kind, target.shape)])
-        want = trees.describe([Entry("send", source.kind, source.shape)])
-        request.refuse(f"{have} does not fit {want}")
+        request.refuse(f"{_shown('recv', target)} does not fit {_shown('send', source)}")
     if math.prod(source.shape) % parts != 0:
-        have = trees.describe([Entry("send", source.kind, source.shape)])
+        have = _shown("send", source)
         request.refuse(f"{have} does not divide into {parts} equal parts, one for each member")
     staging = Staging(_bytes_of([source]), [target.data], in_place=False)
-    info = _run(request, Kind.ALL_TO_ALL, staging, _entries([""], [source]), parts=parts)
+    return _fill(request, Kind.ALL_TO_ALL, staging, source, target, parts=parts)
+
+
+def _fill(
+    request: Request,
+    which: Kind,
+    staging: Staging,
+    source: Shared,
+    target: Shared,
+    **collective: Unpack[Collective],
+) -> ReduceInfo:
+    """Runs the operation, and puts the bytes of `target` into the caller's array."""
+    info = _run(request, which, staging, _entries([""], [source]), **collective)
     _filled(request, [_Target(request.out, target)], [target.data])
     return info
 
 
-def _memory_of(array: Any, func: str, where: str, *, writable: bool) -> Shared:
-    with located(func, where):
+def _memory_of(request: Request, array: Any, where: str, *, writable: bool) -> Shared:
+    with located(request.func, where):
         shared = _share(array)
         # The bytes of an array on a device are a copy, from which it is filled.
         here = frameworks.device_adapter(array) is None
         if writable and here and not shared.writable:
-            sentence = "only a writable, C-contiguous array can be written"
-            raise InvalidArgument.because(func, sentence)
+            request.refuse("only a writable, C-contiguous array can be written")
     return shared

@@ -347,11 +347,8 @@ class Communicator(Peer):
             TooFewPeers, PeerLost, MismatchedCall: As in `all_reduce`.
             InvalidArgument: The array cannot be written in place, or there is no such rank.
         """
-        func, kind = "broadcast", collectives.Kind.BROADCAST
-        info = self._collect_plain(func, kind, array, array, tag, timeout, root=root)
-        return info or collectives.broadcast_in_place(
-            requests.make(func, self, array, root=root, tag=tag, timeout=timeout, level=1)
-        )
+        kind, run = collectives.Kind.BROADCAST, collectives.broadcast_in_place
+        return self._collect("broadcast", kind, run, array, array, tag, timeout, root=root)
 
     def all_gather(
         self, send: Any, recv: Any, *, tag: int = 0, timeout: float | None = None
@@ -370,11 +367,8 @@ class Communicator(Peer):
         Raises:
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
-        func, kind = "all_gather", collectives.Kind.ALL_GATHER
-        info = self._collect_plain(func, kind, send, recv, tag, timeout)
-        return info or collectives.gather_into(
-            requests.make(func, self, send, out=recv, tag=tag, timeout=timeout, level=1)
-        )
+        kind, run = collectives.Kind.ALL_GATHER, collectives.gather_into
+        return self._collect("all_gather", kind, run, send, recv, tag, timeout)
 
     def reduce_scatter(
         self,
@@ -400,11 +394,8 @@ class Communicator(Peer):
         Raises:
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
-        func, kind = "reduce_scatter", collectives.Kind.REDUCE_SCATTER
-        info = self._collect_plain(func, kind, send, recv, tag, timeout, op=op)
-        return info or collectives.reduce_into(
-            requests.make(func, self, send, op, out=recv, tag=tag, timeout=timeout, level=1)
-        )
+        kind, run = collectives.Kind.REDUCE_SCATTER, collectives.reduce_into
+        return self._collect("reduce_scatter", kind, run, send, recv, tag, timeout, op=op)
 
     def all_to_all(
         self, send: Any, recv: Any, *, tag: int = 0, timeout: float | None = None
@@ -422,29 +413,30 @@ class Communicator(Peer):
         Raises:
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
-        func, kind = "all_to_all", collectives.Kind.ALL_TO_ALL
-        info = self._collect_plain(func, kind, send, recv, tag, timeout)
-        return info or collectives.exchange_into(
-            requests.make(func, self, send, out=recv, tag=tag, timeout=timeout, level=1)
-        )
+        kind, run = collectives.Kind.ALL_TO_ALL, collectives.exchange_into
+        return self._collect("all_to_all", kind, run, send, recv, tag, timeout)
 
-    def _collect_plain(
+    def _collect(
         self,
         func: str,
-        kind: int,
+        kind: collectives.Kind,
+        run: Callable[[Request], ReduceInfo],
         send: object,
         recv: object,
         tag: int,
         timeout: float | None,
         **how: Any,
-    ) -> ReduceInfo | None:
-        """Runs it in one native call. Returns None if the general path must take the call."""
-        if recv is None:
-            return None
-        limit = _settings.seconds(timeout, func)
-        engine = self._joined(func)
-        found = routes.collect_plain(engine, kind, send, recv, tag, limit, level=1, **how)
-        return None if found is None else reduce_info(found[1])
+    ) -> ReduceInfo:
+        """Makes one native call if the engine takes the arrays as they are, else calls `run`."""
+        if recv is not None:  # else `run` says what is wrong
+            limit = _settings.seconds(timeout, func)
+            engine = self._joined(func)
+            plain = routes.collect_plain(engine, kind, send, recv, tag, limit, level=1, **how)
+            if plain is not None:
+                return reduce_info(plain[1])
+        return run(
+            requests.make(func, self, send, out=recv, tag=tag, timeout=timeout, level=1, **how)
+        )
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
