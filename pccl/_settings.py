@@ -16,6 +16,7 @@ from pccl import _core
 from pccl.errors import InvalidArgument
 
 DEFAULT_PORT = 48148
+SECRET_VARIABLES = ("PCCL_SECRET", "PCCL_SECRET_FILE")
 _MAX_TAG = 2**64 - 1
 
 
@@ -105,10 +106,8 @@ def tag(value: int | None, func: str) -> int:
 def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
     """`advertise=`, else PCCL_ADVERTISE: one address, several, or several separated by commas."""
     given = text("PCCL_ADVERTISE") if value is None else value
-    if given is not None and not isinstance(given, Sequence):
-        raise InvalidArgument.because(func, f"advertise takes addresses as text, not {given!r}")
-    parts = given.split(",") if isinstance(given, str) else list(given or ())
-    if not all(isinstance(part, str) for part in parts):
+    parts = given.split(",") if isinstance(given, str) else () if given is None else given
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise InvalidArgument.because(func, f"advertise takes addresses as text, not {given!r}")
     return [part.strip() for part in parts if part.strip()]
 

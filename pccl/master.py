@@ -18,7 +18,7 @@ from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
 from pccl.tools import screen, web
-from pccl.tools.parsing import MISUSE, Example, Parser, advised, endpoint
+from pccl.tools.parsing import MISUSE, Example, Parser, endpoint, reason_of
 
 __all__ = ["main", "make_secret", "parser", "serve", "serve_with_secret"]
 
@@ -60,7 +60,7 @@ def serve_with_secret(
             join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(secret_file))}"
         elif path := _settings.text("PCCL_SECRET_FILE"):
             join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(path))}"
-        elif not any(name in os.environ for name in ("PCCL_SECRET", "PCCL_SECRET_FILE")):
+        elif not any(name in os.environ for name in _settings.SECRET_VARIABLES):
             secret = make_secret()
             join = f"PCCL_SECRET={secret}"
             show_token = True
@@ -95,7 +95,7 @@ def _secret_in(path: str) -> _core.Secret:
 
 
 def _failed(error: PCCLError, command: str = "pccl master") -> int:
-    screen.failure(command, advised(error.reason or str(error)))
+    screen.failure(command, reason_of(error))
     return MISUSE
 
 

@@ -18,7 +18,7 @@ from pccl import _settings, api
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.tools import screen
-from pccl.tools.parsing import Misuse, advised, endpoints, seconds, whole
+from pccl.tools.parsing import Misuse, endpoints, reason_of, seconds, whole
 from pccl.types import ReduceOp, Topology
 
 __all__ = ["add_arguments", "network_bound", "run"]
@@ -39,6 +39,7 @@ _LEAST_COPIES, _MOST_COPIES = 9, 200
 _MOST_CALLS = 1000
 _LONGEST_CALL = 30.0  # seconds; sizes that would take longer are left out
 _NAME_BYTES = 48
+_GONE = "a peer is gone; start it again on all"
 
 NOTES = """\
 It starts when all peers are there, and prints the same on each (under `pccl run`: once). The time
@@ -145,14 +146,14 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     except PCCLError as error:
         if comm is not None:
             comm.close()
-        raise Misuse(advised(error.reason or str(error))) from None
+        raise Misuse(reason_of(error)) from None
     try:
         if api.rank(comm) < 0:
             sentence = "others run it there already; wait for them, or take another --peer-group"
             raise _Stopped(sentence)
         bench = _Bench(comm, address, options.peer_group, options.seconds)
         if bench.world < count:
-            raise _Stopped("a peer is gone; start it again on all")
+            raise _Stopped(_GONE)
         return bench.run(options.sizes)
     finally:
         comm.close()
@@ -224,7 +225,7 @@ class _Bench:
 
     def _check_peers(self) -> None:
         if api.membership(self._comm).peers != self._peers:
-            raise _Stopped("a peer is gone; start it again on all")
+            raise _Stopped(_GONE)
 
     def _names(self) -> list[str]:
         """The peers in rank order: host names, and process numbers where a host has several."""
@@ -270,7 +271,7 @@ class _Bench:
             info = comm.all_reduce(send, recv, op=ReduceOp.SUM, timeout=timeout)
             times.append(time.perf_counter() - began)
             if info.local_world_size != world:
-                raise _Stopped("a peer is gone; start it again on all")
+                raise _Stopped(_GONE)
             expected = world * (world + 1) // 2 + world * (number % 16)
             if not (recv == np.float32(expected)).all():
                 raise _Stopped("wrong sum")  # cannot be

@@ -15,6 +15,7 @@ from typing import Any
 
 import pccl
 from pccl import __version__, _core
+from pccl._settings import SECRET_VARIABLES
 from pccl.errors import AuthenticationFailed, InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor, orders, screen, show, trace, web
@@ -25,9 +26,9 @@ from pccl.tools.parsing import (
     Example,
     Misuse,
     Parser,
-    advised,
     endpoint,
     endpoints,
+    reason_of,
     seconds,
     whole,
 )
@@ -444,7 +445,7 @@ def _main(given: list[str]) -> int:
         screen.failure(command.prog, str(error))
         return MISUSE
     except PCCLError as error:
-        screen.failure(command.prog, advised(error.reason or str(error)))
+        screen.failure(command.prog, reason_of(error))
         return MISUSE if isinstance(error, InvalidArgument | InvalidUsage) else 1
     except KeyboardInterrupt:
         return 130
@@ -508,7 +509,7 @@ def _check_secret(masters: str) -> None:
     try:
         in_background(lambda: ask_any(masters))
     except (AuthenticationFailed, InvalidArgument, InvalidUsage) as error:
-        raise Misuse(advised(error.reason or str(error))) from None
+        raise Misuse(reason_of(error)) from None
     except PCCLError:
         pass
 
@@ -538,9 +539,7 @@ def _master(command: Parser, options: argparse.Namespace) -> int:
     }
     if options.place is not None and options.peers is None:
         command.error("--place is a place in --peers; give --peers too")
-    given = options.secret_file or any(
-        variable in os.environ for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE")
-    )
+    given = options.secret_file or any(name in os.environ for name in SECRET_VARIABLES)
     if options.peers is not None and not (options.insecure or given):
         command.error(
             "all masters of --peers need the same secret: make one with `pccl secret`, and give it "
@@ -548,7 +547,7 @@ def _master(command: Parser, options: argparse.Namespace) -> int:
         )
     if not options.insecure:
         return serve_with_secret(options.listen, secret_file=options.secret_file, **more)
-    for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
+    for variable in SECRET_VARIABLES:
         if variable in os.environ:
             command.error(f"--insecure, but {variable} is set; unset it, or drop --insecure")
     return serve(options.listen, **more)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pccl import __version__, _core, _settings
 from pccl.errors import PCCLError
 from pccl.tools import places, screen
-from pccl.tools.parsing import MISUSE, Misuse, advised, endpoints, whole
+from pccl.tools.parsing import MISUSE, Misuse, add_master, advised, reason_of, whole
 from pccl.tools.screen import Check
 from pccl.tools.status import in_background, master_of
 
@@ -27,8 +27,7 @@ _BUFFER = 4 * _MIB  # bytes of tcp_rmem and tcp_wmem; they bound a connection's 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl doctor`."""
-    words = "the master, or several with commas (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoints, metavar="HOST:PORT", help=words)
+    add_master(parser, metavar="HOST:PORT")
     words = "peer group to look at (default: 0)"
     group = whole(0, 2**32 - 1)
     parser.add_argument("--group", type=group, default=0, metavar="N", help=words)
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         checks += _of_this_machine()
         checks += places.findings(places.here())
     except PCCLError as error:
-        raise Misuse(advised(error.reason or str(error))) from None
+        raise Misuse(reason_of(error)) from None
     failed = [check for check in checks if check.verdict == "fail"]
     indirect = any(check.name == "peers" and check.verdict == "warn" for check in checks)
     if options.json:

@@ -78,13 +78,13 @@ def launch_on(
     hosts: Sequence[Host],
     command: Sequence[str],
     *,
-    address: str | None = None,
-    ssh: str = "ssh",
-    python: str = sys.executable,
-    pass_on: Sequence[str] = (),
-    elastic: bool = False,
-    restarts: int = 0,
-    show_join: bool = False,
+    address: str | None,
+    ssh: str,
+    python: str,
+    pass_on: Sequence[str],
+    elastic: bool,
+    restarts: int,
+    show_join: bool,
 ) -> int:
     """Runs `command` on each of the hosts and waits. Call it from the main thread.
 
@@ -92,7 +92,7 @@ def launch_on(
         hosts: The machines, each with its number of ranks.
         command: The program and its arguments, as they are there.
         address: The master's, which runs here, as the hosts reach it: "host" or "host:port".
-            Default: this machine's address towards the first host, and any free port.
+            None: this machine's address towards the first host, and any free port.
         ssh: The command that reaches a machine, with options.
         python: The interpreter there, in whose environment pccl is installed.
         pass_on: Variables for the ranks: NAME for this process's value, or NAME=VALUE. Settings of

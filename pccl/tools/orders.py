@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pccl import _core
 from pccl.errors import PCCLError
-from pccl.tools.parsing import Example, Misuse, Parser, advised, endpoints
+from pccl.tools.parsing import Example, Misuse, Parser, add_master, reason_of
 from pccl.tools.status import ask_any, in_background, master_of
 
 __all__: list[str] = []
@@ -75,8 +75,7 @@ def add(add_parser: Callable[..., Parser], order: Order) -> None:
         ],
         then=order.then,
     )
-    words = "the master, or several with commas (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
+    add_master(parser)
     if order.names:
         words = "the peer's name or id, as `pccl status` shows it (required)"
         parser.add_argument("name", metavar="NAME", help=words)
@@ -99,5 +98,5 @@ def run(options: argparse.Namespace) -> int:
     try:
         print(in_background(order))
     except PCCLError as error:
-        raise Misuse(advised(error.reason or str(error))) from None
+        raise Misuse(reason_of(error)) from None
     return 0

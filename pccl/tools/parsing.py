@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from pccl.errors import PCCLError
 from pccl.tools import screen
 
 __all__ = [
@@ -18,11 +19,13 @@ __all__ = [
     "Example",
     "Misuse",
     "Parser",
+    "add_master",
     "advised",
     "arguments",
     "endpoint",
     "endpoints",
     "explained",
+    "reason_of",
     "seconds",
     "whole",
 ]
@@ -62,6 +65,11 @@ def advised(reason: str) -> str:
         if part in reason:
             return f"{reason.partition('; was it ')[0]}; {advice}"
     return reason
+
+
+def reason_of(error: PCCLError) -> str:
+    """The error's reason, and what to do about it if that is known."""
+    return advised(error.reason or str(error))
 
 
 def endpoint(text: str) -> str:
@@ -214,6 +222,12 @@ class Parser(argparse.ArgumentParser):
         if rest.startswith("ignored explicit argument"):
             return f"{name} takes no value; leave it out"
         return f"{name} {rest}"
+
+
+def add_master(parser: argparse.ArgumentParser, metavar: str = "MASTER") -> None:
+    """The argument of a command that asks a master; `status.master_of` reads it."""
+    words = "the master, or several with commas (default: PCCL_MASTER)"
+    parser.add_argument("master", nargs="?", type=endpoints, metavar=metavar, help=words)
 
 
 def _like(name: str, known: Sequence[str]) -> str:

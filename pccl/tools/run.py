@@ -71,8 +71,6 @@ def launch(
     restarts: int = 0,
     show_join: bool = False,
     join: str | None = None,
-    grace: float = _GRACE_SECONDS,
-    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Runs `command` as `ranks` processes and waits for them. Call it from the main thread.
 
@@ -87,10 +85,7 @@ def launch(
         show_join: Print the line to join with from another terminal, with the run's secret.
             Otherwise print the master's address and how to get that line.
         join: Addresses of the masters of a run, as in PCCL_MASTER, which the processes join. The
-            secret and everything else come from `environment`. Default: begin a run.
-        grace: Seconds between SIGINT, SIGTERM and SIGKILL when ranks are stopped. After a SIGTERM
-            for this process ranks have PCCL_DRAIN_SECONDS more, to leave at an admission point.
-        environment: Variables of the processes. Default: this process's.
+            secret and everything else come from this process's environment. Default: begin a run.
 
     Returns:
         The exit status: 0; else the first failing rank's (128 + n for signal n), with `elastic`
@@ -99,14 +94,13 @@ def launch(
     Raises:
         PCCLError: The master could not be started.
     """
-    given = dict(os.environ if environment is None else environment)
-    plan = Plan(ranks, elastic, restarts, grace, drain_seconds("run"))
+    plan = Plan(ranks, elastic, restarts, _GRACE_SECONDS, drain_seconds("run"))
     if join is not None:
-        base = {k: v for k, v in given.items() if k not in _OWN_PORT} | {"PCCL_MASTER": join}
+        base = {k: v for k, v in os.environ.items() if k not in _OWN_PORT} | {"PCCL_MASTER": join}
         return _launch(command, base, plan)
     secret = make_secret()  # other users of this machine reach the port, too
     with MasterNode("127.0.0.1:0", secret=secret) as master:
-        base = {k: v for k, v in given.items() if k not in ONE_PROCESS}
+        base = {k: v for k, v in os.environ.items() if k not in ONE_PROCESS}
         base |= {
             "PCCL_MASTER": master.address,
             "PCCL_SECRET": secret,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pccl.tools import screen
-from pccl.tools.parsing import Misuse, endpoints, whole
+from pccl.tools.parsing import Misuse, add_master, whole
 from pccl.tools.status import (
     BEHIND_ENTRIES,
     HELD_SECONDS,
@@ -65,8 +65,7 @@ class Table(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl status`."""
-    words = "the master, or several with commas (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
+    add_master(parser)
     words = "show this group alone (default: all)"
     parser.add_argument("--group", type=whole(0, 2**32 - 1), metavar="N", help=words)
     words = "print the status as one JSON object (default: text)"

@@ -16,7 +16,7 @@ from typing import Any
 from pccl import _core, _settings
 from pccl.errors import PCCLError, Refused
 from pccl.following.doors import group_behind
-from pccl.tools.parsing import Misuse, advised
+from pccl.tools.parsing import Misuse, reason_of
 
 __all__ = [
     "Call",
@@ -175,9 +175,9 @@ class Group:
         found = next((one.name for one in self.members if one.rank == rank), "")
         return f"{found} (rank {rank})" if found else f"rank {rank}"
 
-    def names(self, ranks: tuple[int, ...], most: int = 4) -> str:
-        """Names of these members; of many, the first ones and how many more."""
-        shown = [self.name(rank) for rank in ranks[:most]]
+    def names(self, ranks: tuple[int, ...]) -> str:
+        """Names of these members; of many, the first four and how many more."""
+        shown = [self.name(rank) for rank in ranks[:4]]
         more = len(ranks) - len(shown)
         return ", ".join(shown) + (f" and {more} more" if more else "")
 
@@ -471,7 +471,7 @@ def _seen(address: str, answer: dict[str, Any] | PCCLError | None) -> Master:
     if answer is None:
         return Master(address, NO_ANSWER)
     if isinstance(answer, PCCLError):
-        reason = advised(answer.reason or str(answer)).removeprefix(f"{address}: ")
+        reason = reason_of(answer).removeprefix(f"{address}: ")
         return Master(address, REFUSES if isinstance(answer, Refused) else NO_ANSWER, reason)
     if _serves(answer):
         return Master(address, SERVES)
@@ -540,4 +540,4 @@ def ask(master: str) -> dict[str, Any]:
     try:
         return in_background(lambda: ask_any(master, others=_PATIENCE_SECONDS)[1])
     except PCCLError as error:
-        raise Misuse(advised(error.reason or str(error))) from None
+        raise Misuse(reason_of(error)) from None

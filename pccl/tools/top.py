@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from pccl.errors import PCCLError
 from pccl.tools import screen, show
-from pccl.tools.parsing import Misuse, advised, endpoints, seconds
+from pccl.tools.parsing import Misuse, add_master, reason_of, seconds
 from pccl.tools.status import (
     BROKEN,
     HELD_SECONDS,
@@ -58,8 +58,7 @@ _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl top`."""
-    words = "the master, or several with commas (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
+    add_master(parser)
     words = "between two looks at the run (default: %(default)s)"
     parser.add_argument(
         "--interval", type=seconds(0.5, 3600), default=1.0, metavar="SECONDS", help=words
@@ -127,7 +126,7 @@ class _Watch:
             try:
                 status = read(ask_any(self._master, others=_OTHERS_SECONDS)[1])
             except PCCLError as error:
-                failure = advised(error.reason or str(error))
+                failure = reason_of(error)
             except Unreadable as error:
                 failure = f"cannot read its status: {error}"
             with self._lock:
@@ -199,16 +198,15 @@ class View:
             if not self.failure:
                 top.append(Text("asking the master"))
             return Lines(*top, self._foot())
-        top.append(Text(show.run_line(self.status), no_wrap=True, overflow="ellipsis"))
+        top.append(_line(show.run_line(self.status)))
         if self.status.masters:
-            words = show.masters_line(self.status)
-            top.append(Text(words, no_wrap=True, overflow="ellipsis"))
+            top.append(_line(show.masters_line(self.status)))
         for sentence in master_troubles(self.status):
-            top.append(Text(sentence, style="bold red", no_wrap=True, overflow="ellipsis"))
+            top.append(_line(sentence, "bold red"))
         group = self.group()
         if group is None:
             return Lines(*top, Text("Nobody has joined yet."), self._foot())
-        top.append(Text(show.group_line(group), style="bold", no_wrap=True, overflow="ellipsis"))
+        top.append(_line(show.group_line(group), "bold"))
         bottom = list(self._below(group))
         rows = max(1, height - len(top) - len(bottom) - 3)
         return Lines(*top, self._table(group, rows), *bottom, self._foot())
@@ -234,42 +232,42 @@ class View:
         return drawn
 
     def _below(self, group: Group) -> Iterator[Any]:
-        from rich.text import Text
-
-        def line(text: str, style: str = "") -> Text:
-            return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
         if self._help:
-            yield line("")
+            yield _line("")
             for key, what in _KEYS:
-                yield line(f"  {key:5} {what}")
+                yield _line(f"  {key:5} {what}")
             return
         if group.newcomers:
-            yield line("")
+            yield _line("")
             for newcomer in group.newcomers[:5]:
                 waited = duration(newcomer.seconds)
-                yield line(f"newcomer {newcomer.name}, {waited}: {newcomer.reason}", "yellow")
+                yield _line(f"newcomer {newcomer.name}, {waited}: {newcomer.reason}", "yellow")
         calls = list(zip(group.calls, show.calls_of(group), strict=True))[:5]
         if calls:
-            yield line("")
+            yield _line("")
         for call, sentence in calls:
             held = bool(call.missing) and call.seconds >= HELD_SECONDS
-            yield line(sentence, "bold red" if held else "")
+            yield _line(sentence, "bold red" if held else "")
         for link in [one for one in group.links if one.state in BROKEN][:5]:
-            yield line(f"link {show.link_line(group, link)}", "bold red")
+            yield _line(f"link {show.link_line(group, link)}", "bold red")
         if self._events and self.status is not None and self.status.events:
-            yield line("")
+            yield _line("")
             for event in self.status.events[-_EVENTS:]:
                 style = "yellow" if event.level == "warn" else "dim"
-                yield line(f"{duration(event.seconds_ago):>12} ago  {event.text}", style)
+                yield _line(f"{duration(event.seconds_ago):>12} ago  {event.text}", style)
 
     def _foot(self) -> Any:
-        from rich.text import Text
-
         name, _, falling = _ORDERS[self._order]
         most = "greatest" if falling != self._inverted else "least"
         text = f"\nby {name}, {most} first   ? keys   q quit"
-        return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+        return _line(text, "dim")
+
+
+def _line(text: str, style: str = "") -> Any:
+    """A line that ends with an ellipsis where the terminal does."""
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager
