@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pccl import api, collective_api, departure
+from pccl import api, departure
 from pccl.errors import Evicted, InvalidUsage, PCCLError, RevisionMismatch
 from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
 from pccl.training.diloco.inner import Inner, NumPyTree
-from pccl.training.diloco.joining import Joining, call_timeout, retried
+from pccl.training.diloco.joining import Joining, retried
 from pccl.training.diloco.late import Late, combined
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
 from pccl.training.diloco.outer import SGD, OuterOptimizer
-from pccl.training.diloco.reductions import TAG, Contribution, Flight
+from pccl.training.diloco.reductions import Contribution, Flight
 from pccl.training.diloco.round_clock import RoundClock
 from pccl.training.diloco.sparse import Sparsifier
 
@@ -692,11 +692,7 @@ class DiLoCo(Joining):
 
     def _taken_by_all(self, own: int) -> dict[str, int]:
         """The numbers of examples that the members took, by their ids. All members call it."""
-        numbers, info = retried(
-            lambda: collective_api.allgather(
-                np.array([own]), tag=TAG, timeout=call_timeout(), return_info=True, comm=self._comm
-            )
-        )
+        numbers, info = retried(lambda: self._gather(np.array([own])))
         return dict(zip(info.contributors, numbers[:, 0].tolist(), strict=True))
 
     def _start(self, fragment: int, given: Contribution) -> None:

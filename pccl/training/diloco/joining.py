@@ -193,6 +193,12 @@ class Joining(Reductions):
         else:
             self._data.pin(info)
 
+    def _gather(self, tree: Any) -> tuple[Any, ReduceInfo]:
+        """The trees of all members, and the info whose `contributors` they are of."""
+        return collective_api.allgather(
+            tree, tag=TAG, timeout=call_timeout(), return_info=True, comm=self._comm
+        )
+
     def _own_id(self) -> str:
         """Empty while this peer is not a member."""
         with suppress(PCCLError):
@@ -312,9 +318,7 @@ class Joining(Reductions):
             stuck=fetch is not None and (fetch.failed or watched),
             line=random.SystemRandom().randrange(FIRST_LINE, LAST_LINE),
         )
-        found, info = collective_api.allgather(
-            record.tree(), tag=TAG, timeout=call_timeout(), return_info=True, comm=self._comm
-        )
+        found, info = self._gather(record.tree())
         return Meeting.of(info.contributors, found, self.observers)
 
     def _share_with_all(self) -> bool:
@@ -337,17 +341,10 @@ class Joining(Reductions):
         if self._holds and not self._watching:
             given = Snapshot(state, FUNC).packed()
 
-        def gather(tree: Array) -> tuple[Any, ReduceInfo]:
-            return retried(
-                lambda: collective_api.allgather(
-                    tree, tag=TAG, timeout=call_timeout(), return_info=True, comm=self._comm
-                )
-            )
-
-        sizes, _ = gather(np.array([given.size]))
+        sizes, _ = retried(lambda: self._gather(np.array([given.size])))
         padded = np.zeros(int(sizes.max()), np.uint8)
         padded[: given.size] = given
-        found, info = gather(padded)
+        found, info = retried(lambda: self._gather(padded))
         if not self._watching or not self._holds:
             return
         senders = {record.peer for record in meeting.holders if record.counts}

@@ -25,6 +25,19 @@ _ROUNDING = 1e-6  # of a cosine: contributions that cancel out have any directio
 _AT_ONCE = 1 << 18  # elements of each member that are sorted at once: bounds the memory for it
 
 
+def make_floats(options: object, names: Sequence[str], func: str) -> None:
+    """Makes these attributes of a frozen dataclass floats, so that equal ones are the same text.
+
+    Raises:
+        InvalidArgument: One of them is no number.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise InvalidArgument.because(func, f"{name} is a number, not {value!r}")
+        object.__setattr__(options, name, float(value))
+
+
 @dataclass(frozen=True)
 class Robust:
     """How DiLoCo bounds what one member can do to the mean: `robust=` of `DiLoCo`.
@@ -63,11 +76,7 @@ class Robust:
 
         if self.how not in ("clip", "trimmed"):
             raise refuse(f'how is "clip" or "trimmed", not {self.how!r}')
-        for name in ("bound", "trim", "weight", "drop", "against"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise refuse(f"{name} is a number, not {value!r}")
-            object.__setattr__(self, name, float(value))  # equal ones are the same text
+        make_floats(self, ("bound", "trim", "weight", "drop", "against"), "Robust")
         if not 0 < self.bound < math.inf:
             raise refuse(f"bound is a positive number, not {self.bound!r}")
         if not 0 <= self.trim < 0.5:

@@ -17,14 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
-from pccl.training.diloco.robust import Mean, Robust, Shares, clipped, norm, total_of
+from pccl.training.diloco.robust import Mean, Robust, Shares, clipped, make_floats, norm, total_of
 
 _LEAST_CHUNK, _MOST_CHUNK = 64, 16384  # an entry has at most 16 bits
 _AT_ONCE = 1 << 20  # elements that are searched at once: bounds the memory for their places
@@ -51,11 +51,7 @@ class Sparse:
         def refuse(sentence: str) -> InvalidArgument:
             return InvalidArgument.because("Sparse", sentence)
 
-        for name in ("density", "decay"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise refuse(f"{name} is a number, not {value!r}")
-            object.__setattr__(self, name, float(value))  # equal ones are the same text
+        make_floats(self, ("density", "decay"), "Sparse")
         if not 0 < self.density <= 1:
             raise refuse(f"density is above 0 and at most 1, not {self.density!r}")
         if not 0 <= self.decay <= 1:
