@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,8 @@ from pccl import frameworks
 from pccl.errors import InvalidArgument, NotSupported, located
 from pccl.frameworks import Array, Buffer, Bytes, DeviceAdapter, Place, Shared
 from pccl.types import DataType, ReduceOp, check_op
+
+_BROADCAST = "its elements share memory (it was broadcast)"
 
 
 class Leaf(NamedTuple):
@@ -145,7 +146,7 @@ def _write_to_device(leaf: object, adapter: DeviceAdapter, func: str, where: str
     with located(func, where):
         check_device_target(leaf)
         staged = adapter.stage(leaf)
-    host = staged.device.pinned(math.prod(staged.shape) * staged.dtype.size)
+    host = staged.device.pinned(staged.size)
 
     def finish() -> None:
         results = staged.device.empty(staged.flat)
@@ -164,7 +165,7 @@ def check_device_target(leaf: object) -> None:
     """
     adapter = frameworks.device_adapter(leaf)
     if adapter is not None and adapter.elements_share_memory(leaf):
-        raise InvalidArgument.because("", "its elements share memory (it was broadcast)")
+        raise InvalidArgument.because("", _BROADCAST)
 
 
 def _writable(leaf: object, func: str, where: str) -> Sequence[Buffer]:
@@ -182,7 +183,7 @@ def _writable(leaf: object, func: str, where: str) -> Sequence[Buffer]:
                 raise InvalidArgument.because("", "the array is read-only")
             axes = zip(array.strides, array.shape, strict=True)
             if array.size and any(stride == 0 and extent > 1 for stride, extent in axes):
-                raise InvalidArgument.because("", "its elements share memory (it was broadcast)")
+                raise InvalidArgument.because("", _BROADCAST)
     return buffers
 
 

@@ -266,13 +266,13 @@ def _read_hint(name: str, hint: str) -> tuple[str, list[_Step]]:
     try:
         origin, *steps = json.loads(hint)
         way = [_Step(kind, key) for kind, key in steps]
+        right = isinstance(origin, str) and all(
+            step.kind in _NAMES and type(step.key) is (int if step.kind in "ilt" else str)
+            for step in way
+        )
     except (TypeError, ValueError):
-        raise _Misfit("the others do not say how to make it") from None
-    wrong = any(
-        step.kind not in _NAMES or type(step.key) is not (int if step.kind in "ilt" else str)
-        for step in way
-    )
-    if wrong or not isinstance(origin, str):
+        right = False
+    if not right:
         raise _Misfit("the others do not say how to make it")
     if name and not way:
         raise _Misfit("it is nested too deeply to be made where it is missing")

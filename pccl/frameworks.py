@@ -6,6 +6,7 @@ An adapter is found by the module names of the array's type and imported only th
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -162,6 +163,11 @@ class Staged(NamedTuple):
     flat: Any
     restore: Callable[[Any], object]
     write: Callable[[Any], None]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * self.dtype.size
 
 
 class DeviceAdapter(Adapter, Protocol):

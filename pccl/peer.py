@@ -128,7 +128,7 @@ class Peer(_core.Reducer):
         limit = _settings.seconds(timeout, func)
         self._check_usable(func)
         with self._lock:
-            if self._joining or (self._engine is not None and self._engine.is_open()):
+            if self._joining or self._is_connected():
                 raise InvalidUsage.because(func, "this communicator is connected already")
             self._joining = True
         try:
@@ -266,7 +266,7 @@ class Peer(_core.Reducer):
             pass  # the process ends anyway; the master notices
 
     def __enter__(self) -> Self:
-        if self._engine is None or not self._engine.is_open():
+        if not self._is_connected():
             self.connect()
         return self
 
@@ -281,6 +281,11 @@ class Peer(_core.Reducer):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not connected" if self._engine is None else "joined"
         return f"<pccl.Communicator master={self._address} peer_group={self._group} {state}>"
+
+    def _is_connected(self) -> bool:
+        """Whether this peer is in the run."""
+        engine = self._engine
+        return engine is not None and engine.is_open()
 
     def _is_forked(self) -> bool:
         """Whether this is a forked child's copy."""

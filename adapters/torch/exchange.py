@@ -37,14 +37,13 @@ class Exchange:
         op: ReduceOp | Bitwise,
         what: str,
         timeout: float | None,
-        tag: int = _TAG,
     ) -> None:
         """(send, recv, dtype) each. `what` names the call; it must be equal on all members."""
         if isinstance(op, Bitwise):
             pairs = [(send, recv) for send, recv, _ in arrays]
             reduce_bits(self, pairs, op, self._size, None, what, timeout)
         else:
-            self._run(arrays, what, timeout, op=op, tag=tag)
+            self._run(arrays, what, timeout, op=op)
 
     def broadcast(
         self, arrays: Sequence[Bytes], root: int, what: str, timeout: float | None
@@ -104,7 +103,6 @@ class Exchange:
         timeout: float | None,
         *,
         op: ReduceOp = ReduceOp.SUM,
-        tag: int = _TAG,
         kind: int = 0,
         root: int = 0,
     ) -> None:
@@ -113,7 +111,7 @@ class Exchange:
         operation = self._comm._joined(func).start(
             [(send, recv, int(dtype)) for send, recv, dtype in arrays],
             op=int(op),
-            tag=tag,
+            tag=_TAG,
             level=1,
             any_thread=True,
             rerun=False,

@@ -27,6 +27,7 @@ from pccl.errors import (
     Unreachable,
 )
 
+_MASTER_GONE = "rank 0, which ran the group's master, is gone"
 # A member that runs the master waits this long for the others to leave.
 _FAREWELL = timedelta(seconds=10)
 
@@ -235,8 +236,7 @@ class Member:
         """The error for all later calls if `error` ends this group for good; else None."""
         func = error.func_name
         if isinstance(error, MasterLost) and self.master_inside:
-            sentence = "rank 0, which ran the group's master, is gone"
-            return self._lost(func, sentence, 0)
+            return self._lost(func, _MASTER_GONE, 0)
         if isinstance(error, MasterLost | Evicted | Unreachable):
             return error
         if not isinstance(error, PeerLost | TooFewPeers):
@@ -280,7 +280,7 @@ class Member:
                 return None
         # The engine has ended.
         if rank == 0 and self.master_inside:
-            return self._lost(func, "rank 0, which ran the group's master, is gone", 0)
+            return self._lost(func, _MASTER_GONE, 0)
         return None
 
     def _lost(self, func: str, sentence: str, rank: int) -> PeerLost:

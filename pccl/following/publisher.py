@@ -114,8 +114,7 @@ class Publisher:
     @property
     def belongs(self) -> bool:
         """Whether this process is still a member of the run."""
-        engine = self._comm._engine
-        return engine is not None and engine.is_open() and not self._stopped
+        return self._comm._is_connected() and not self._stopped
 
     # Revisions. Each follower holds the one that it receives.
 

@@ -180,14 +180,14 @@ class _Pipeline:
         self._signature = request.sign(trees.entries_of(flat.paths, buffers))
         self._names = feedback_names(flat.paths, buffers)
         self._staged = [part for found in self._inputs for part in found.parts]
-        self._pieces = cut([_size(part) for part in self._staged], PIECE_BYTES)
+        self._pieces = cut([part.size for part in self._staged], PIECE_BYTES)
 
     def _find_outputs(self) -> list[Staged]:
         """Where to write to, checked to match the inputs leaf by leaf."""
         request = self._request
         outputs = []
         for given, (where, leaf) in zip(self._inputs, request.targets, strict=True):
-            staged = _staged(leaf, request.op, request.func, where)
+            staged = _staged(leaf, request, where)
             if staged is not None:
                 with located(request.func, where):
                     _arrays.check_device_target(leaf)
@@ -207,7 +207,7 @@ class _Pipeline:
     def _feedback(self, part: Part) -> tuple[str, str]:
         """The name of a part's error feedback: of a whole array, as if it were in CPU memory."""
         name, outline = self._names[part.array]
-        if (part.begin, part.end) == (0, _size(self._staged[part.array])):
+        if (part.begin, part.end) == (0, self._staged[part.array].size):
             return name, outline
         return f"{name} from {part.begin}", f"{outline} to {part.end}"
 
@@ -277,20 +277,20 @@ def allreduce(request: Request) -> tuple[Any, ReduceInfo]:
     return _Pipeline(request).run()
 
 
-def _staged(leaf: object, op: ReduceOp, func: str, where: str) -> Staged | None:
+def _staged(leaf: object, request: Request, where: str) -> Staged | None:
     """An array on its device; None for what is in CPU memory."""
     adapter = frameworks.device_adapter(leaf)
     if adapter is None:
         return None
-    with located(func, where):
+    with located(request.func, where):
         staged = adapter.stage(leaf)
-        check_op(staged.dtype, op, "")
+        check_op(staged.dtype, request.op, "")
     return staged
 
 
 def _stage(leaf: object, request: Request, where: str) -> _Input:
     """An input on its device or in CPU memory."""
-    staged = _staged(leaf, request.op, request.func, where)
+    staged = _staged(leaf, request, where)
     if staged is not None:
         return _Input([staged], lambda results: staged.restore(results[0]))
     found = _arrays.read(leaf, request.func, where, op=request.op)
@@ -316,7 +316,3 @@ def _on_host(buffer: Buffer) -> Staged:
         array[...] = restore(flat)
 
     return Staged(_HOST, dtype, array.shape, _arrays.flat_bytes(array), restore, write)
-
-
-def _size(staged: Staged) -> int:
-    return int(np.prod(staged.shape, dtype=np.int64)) * staged.dtype.size

@@ -38,6 +38,7 @@ __all__ = ["ElasticSampler"]
 
 
 _MAX_LENGTH = 1 << 62
+_IN_FLIGHT = "examples are in flight; call commit(info) or rollback() first"
 # Turns in which members' reserved examples follow each other. Few turns leave few gaps. With many
 # turns the examples that are used are near to each other.
 _TURNS = 16
@@ -212,8 +213,7 @@ class ElasticSampler:
         if steps and self._remainder == "short":
             raise InvalidArgument.because(func, 'it needs remainder="carry"')
         if steps != self._reserve and self._phases != [[]]:
-            sentence = "examples are in flight; call commit(info) or rollback() first"
-            raise InvalidUsage.because(func, sentence)
+            raise InvalidUsage.because(func, _IN_FLIGHT)
         self._reserve = int(steps)
 
     def hold(self) -> None:
@@ -333,8 +333,7 @@ class ElasticSampler:
         if epoch < 0:
             raise InvalidArgument.because("ElasticSampler.set_epoch", "there is no such epoch")
         if self.in_flight:
-            sentence = "examples are in flight; call commit(info) or rollback() first"
-            raise InvalidUsage.because("ElasticSampler.set_epoch", sentence)
+            raise InvalidUsage.because("ElasticSampler.set_epoch", _IN_FLIGHT)
         self._epoch, self._position, self._returned = int(epoch), 0, []
 
     def __iter__(self) -> Iterator[int]:
@@ -532,8 +531,8 @@ class ElasticSampler:
             return here.isdisjoint(take.peers)
 
         first = len(self._phases) - 1 - self._sealed
-        if all(gone(take) for phase in self._phases[:first] for take in phase):
-            lost = [take for phase in self._phases[:first] for take in phase]
+        lost = [take for phase in self._phases[:first] for take in phase]
+        if all(map(gone, lost)):
             self._phases = self._phases[first:]
         else:
             lost = []

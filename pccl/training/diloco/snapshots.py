@@ -108,8 +108,7 @@ class Line(Pair):
     @property
     def belongs(self) -> bool:
         """Whether this process is still a member of the run."""
-        engine = self._run._engine
-        return engine is not None and engine.is_open()
+        return self._run._is_connected()
 
 
 class Holder:
