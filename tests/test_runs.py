@@ -182,10 +182,3 @@ def test_a_dropped_work_runs_to_its_end(run: Run) -> None:
     second.expect("called")
     for peer in (first, second):
         assert peer.expect("done") == {"event": "done", "ok": True, "held": False}
-
-
-@pytest.mark.parametrize("kind", ["torch", "jax"])
-def test_other_frameworks_arrays_come_back_as_what_they_were(run: Run, kind: str) -> None:
-    pytest.importorskip(kind)
-    for peer in run.peers(2, partial(runs.reduce_arrays_of, kind)):
-        assert peer.expect("done", 60)["ok"]

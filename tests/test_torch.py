@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from members import Members, each, in_threads
 
 import pccl
 from pccl.reduce import pieces as device_route
@@ -22,47 +24,6 @@ torch = pytest.importorskip("torch")
 from pccl.adapters.torch import tensors as adapter  # noqa: E402
 
 Peers = list[pccl.Communicator]
-
-
-def together(peers: Peers, call: Callable[[int, pccl.Communicator], Any]) -> list[Any]:
-    """`call(number, communicator)` on a thread per peer: what each returned or raised."""
-    results: list[Any] = [None] * len(peers)
-
-    def run(number: int) -> None:
-        try:
-            results[number] = call(number, peers[number])
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(peers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def joined(count: int, master: pccl.MasterNode) -> Peers:
-    peers = [pccl.Communicator(master.address) for _ in range(count)]
-    together(
-        peers,
-        lambda _, comm: comm._join("init", min_peers=count, attempts=5, timeout=30, enter=False),
-    )
-    return sorted(peers, key=pccl.rank)
-
-
-@pytest.fixture
-def master() -> Iterator[pccl.MasterNode]:
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        yield master
-
-
-@pytest.fixture
-def pair(master: pccl.MasterNode) -> Iterator[Peers]:
-    peers = joined(2, master)
-    yield peers
-    together(peers, lambda _, comm: comm.close())
-
 
 # One function per layout: elements -> a tensor of shape (4, 3, 6, 2) with them.
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
@@ -86,7 +47,7 @@ def elements(seed: int, dtype: Any = None) -> Any:
 def test_members_may_have_different_layouts(pair: Peers, ours: str, theirs: str) -> None:
     tensors = [LAYOUTS[ours](elements(1)), LAYOUTS[theirs](elements(2))]
     assert torch.equal(tensors[0], elements(1)) and torch.equal(tensors[1], elements(2))
-    sums = together(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm))
+    sums = each(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm))
     for tensor, total in zip(tensors, sums, strict=True):
         assert torch.equal(total, elements(1) + elements(2))
         if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
@@ -98,7 +59,7 @@ def test_members_may_have_different_layouts(pair: Peers, ours: str, theirs: str)
 def test_in_place_writes_the_tensors_own_memory(pair: Peers, layout: str) -> None:
     tensors = [LAYOUTS[layout](elements(i)) for i in range(2)]
     before = [(tensor.data_ptr(), tensor.stride()) for tensor in tensors]
-    together(pair, lambda i, comm: pccl.allreduce(tensors[i], out=tensors[i], comm=comm))
+    each(pair, lambda i, comm: pccl.allreduce(tensors[i], out=tensors[i], comm=comm))
     assert [(tensor.data_ptr(), tensor.stride()) for tensor in tensors] == before
     assert all(torch.equal(tensor, elements(0) + elements(1)) for tensor in tensors)
 
@@ -122,7 +83,7 @@ def test_dtypes_reduce_as_in_torch(pair: Peers, name: str, op: str) -> None:
     wide = torch.stack([tensor.double() for tensor in tensors])
     mean = wide.mean(0) if dtype.is_floating_point else wide.mean(0).trunc()
     want = {"sum": wide.sum(0), "avg": mean, "min": wide.amin(0), "max": wide.amax(0)}[op]
-    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
+    for result in each(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
         assert result.dtype == dtype and torch.equal(result, want.to(dtype))
 
 
@@ -137,7 +98,7 @@ def test_rare_dtypes_reduce_as_in_torch(pair: Peers, name: str, op: str) -> None
     want = (total / 2 if op == "avg" else total).to(dtype)
     # One member's elements lie in another order.
     tensors[1] = tensors[1].transpose(0, 1).contiguous().transpose(0, 1)
-    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
+    for result in each(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
         assert result.dtype == dtype and torch.equal(result.to(wide), want.to(wide))
 
 
@@ -145,13 +106,13 @@ def test_rare_dtypes_reduce_as_in_torch(pair: Peers, name: str, op: str) -> None
 def test_booleans_have_and_and_or(pair: Peers, op: str) -> None:
     tensors = [elements(i) > 0 for i in (3, 4)]
     want = tensors[0] & tensors[1] if op == "min" else tensors[0] | tensors[1]
-    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
+    for result in each(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
         assert result.dtype == torch.bool and torch.equal(result, want)
 
 
 def test_a_conjugate_is_read_and_not_written(pair: Peers) -> None:
     tensor = torch.full((3,), 1 + 2j).conj()
-    for result in together(pair, lambda _, comm: pccl.allreduce(tensor, comm=comm)):
+    for result in each(pair, lambda _, comm: pccl.allreduce(tensor, comm=comm)):
         assert torch.equal(result, torch.full((3,), 2 - 4j))
     with pytest.raises(pccl.InvalidArgument, match="conjugate bit"):
         pccl.allreduce(tensor, out=tensor, comm=pair[0])
@@ -162,17 +123,19 @@ def test_odd_shapes(pair: Peers) -> None:
         "0-d": torch.tensor(2.5),
         "empty": torch.empty(0, 3),
         "wide": torch.ones(3).expand(2, 3),
+        "numpy": np.ones(3),
     }
-    for result in together(pair, lambda _, comm: pccl.allreduce(tree, comm=comm)):
+    for result in each(pair, lambda _, comm: pccl.allreduce(tree, comm=comm)):
         assert (result["0-d"].item(), result["0-d"].shape) == (5.0, ())
         assert result["empty"].shape == (0, 3)
         assert torch.equal(result["wide"], torch.full((2, 3), 2.0))
+        assert isinstance(result["numpy"], np.ndarray) and (result["numpy"] == 2).all()
     assert torch.equal(tree["wide"], torch.ones(2, 3))
 
 
 def test_results_have_no_graph(pair: Peers) -> None:
     weights = [torch.nn.Parameter(torch.full((3,), float(i))) for i in range(2)]
-    results = together(pair, lambda i, comm: pccl.allreduce([weights[i] * 2], comm=comm)[0])
+    results = each(pair, lambda i, comm: pccl.allreduce([weights[i] * 2], comm=comm)[0])
     for result in results:
         assert (type(result), result.requires_grad) == (torch.Tensor, False)
         assert torch.equal(result, torch.full((3,), 2.0))
@@ -181,7 +144,7 @@ def test_results_have_no_graph(pair: Peers) -> None:
 def test_in_place_on_a_parameter_is_as_under_no_grad(pair: Peers) -> None:
     weights = [torch.nn.Parameter(torch.full((3,), float(i))) for i in range(2)]
     losses = [(weight**2).sum() for weight in weights]
-    together(pair, lambda i, comm: pccl.allreduce(weights[i], out=weights[i], comm=comm))
+    each(pair, lambda i, comm: pccl.allreduce(weights[i], out=weights[i], comm=comm))
     for weight, loss in zip(weights, losses, strict=True):
         assert weight.requires_grad and weight.is_leaf
         assert torch.equal(weight.detach(), torch.ones(3))
@@ -209,7 +172,7 @@ def test_what_cannot_be_reduced_is_named(pair: Peers) -> None:
 def test_an_empty_tensor_can_be_written(pair: Peers) -> None:
     # NumPy sees strides of zero, as in a broadcast array.
     empty = [torch.empty(0, 16) for _ in pair]
-    results = together(pair, lambda i, comm: pccl.allreduce(empty[i], out=empty[i], comm=comm))
+    results = each(pair, lambda i, comm: pccl.allreduce(empty[i], out=empty[i], comm=comm))
     assert all(result is one for result, one in zip(results, empty, strict=True))
 
 
@@ -374,7 +337,7 @@ def test_copies_in_any_order_give_the_same_result(
 
     monkeypatch.setattr(adapter, "device_of", own)
     tensors = [on_device(torch.arange(3000.0) * (i + 1)) for i in range(2)]
-    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm)):
+    for result in each(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm)):
         assert torch.equal(result.as_subclass(torch.Tensor), 3 * torch.arange(3000.0))
     for made in devices.values():
         made.close()
@@ -412,7 +375,7 @@ def test_a_tree_is_reduced_wherever_its_arrays_are(
         }
         for i in range(2)
     ]
-    results = together(pair, lambda i, comm: pccl.allreduce(trees[i], comm=comm, return_info=True))
+    results = each(pair, lambda i, comm: pccl.allreduce(trees[i], comm=comm, return_info=True))
     for result, info in results:
         assert info.local_world_size == 2 and len(info.contributors) == 2
         assert torch.equal(result["w"], elements(0) + elements(1))
@@ -425,7 +388,7 @@ def test_a_tree_is_reduced_wherever_its_arrays_are(
 def test_in_place_on_a_device(pair: Peers, device: Lagging) -> None:
     tensors = [on_device(LAYOUTS["transposed"](elements(i))) for i in range(2)]
     before = [tensor.data_ptr() for tensor in tensors]
-    results = together(
+    results = each(
         pair, lambda i, comm: pccl.allreduce([tensors[i]], "max", out=[tensors[i]], comm=comm)
     )
     for tensor, pointer, (result,) in zip(tensors, before, results, strict=True):
@@ -435,22 +398,21 @@ def test_in_place_on_a_device(pair: Peers, device: Lagging) -> None:
 
 def test_one_piece_meets_a_member_without_an_accelerator(pair: Peers, device: Lagging) -> None:
     ours = [on_device(torch.ones(8, 8)), np.full((8, 8), 2, np.float32)]
-    first, second = together(pair, lambda i, comm: pccl.allreduce({"w": ours[i]}, comm=comm))
+    first, second = each(pair, lambda i, comm: pccl.allreduce({"w": ours[i]}, comm=comm))
     assert (first["w"] == 3).all() and (second["w"] == 3).all()
     assert isinstance(second["w"], np.ndarray)
 
 
 def test_several_pieces_do_not_meet_one_operation(pair: Peers, device: Lagging) -> None:
     ours = [on_device(torch.ones(100)), np.ones(100, np.float32)]
-    errors = together(pair, lambda i, comm: pccl.allreduce({"w": ours[i]}, comm=comm))
+    errors = each(pair, lambda i, comm: pccl.allreduce({"w": ours[i]}, comm=comm))
     assert all(isinstance(error, pccl.MismatchedCall) for error in errors), errors
     assert all("piece 1 of 2" in str(error) for error in errors)
 
 
 def test_a_loss_between_two_pieces_runs_all_of_them_again(
-    master: pccl.MasterNode, device: Lagging, monkeypatch: pytest.MonkeyPatch
+    members: Members, device: Lagging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = joined(3, master)
     failing = Lagging()
     failing.fail_at = 512  # its third piece
     # By thread: each peer has a device of its own, and the last one's fails.
@@ -466,13 +428,12 @@ def test_a_loss_between_two_pieces_runs_all_of_them_again(
             if number == 2:
                 comm.close()
 
-    *survivors, lost = together(peers, call)
+    *survivors, lost = in_threads([partial(call, i, comm) for i, comm in enumerate(members(3))])
     assert isinstance(lost, RuntimeError) and "the device is gone" in str(lost)
     for (result, info), tensor in survivors:
         assert (result == 11).all(), "the first pieces had been reduced over three"
         assert len(info.contributors) == 2
         assert tensor.unique().numel() == 1
-    together(peers[:2], lambda _, comm: comm.close())
 
 
 def one_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,18 +473,18 @@ def test_weighted_means_of_arrays_on_a_device_are_those_of_arrays_in_memory(
     monkeypatch.setattr(device_route, "PIECE_BYTES", piece)
     weights = [0.3, 2]
     trees = [mixed_tree(i) for i in range(2)]
-    wanted = together(
+    wanted = each(
         pair,
         lambda i, comm: pccl.allreduce(numpy_tree(trees[i]), "avg", weight=weights[i], comm=comm),
     )
-    found = together(
+    found = each(
         pair,
         lambda i, comm: pccl.allreduce(
             trees[i], "avg", weight=torch.tensor(weights[i], dtype=torch.float64), comm=comm
         ),
     )
     in_place = [mixed_tree(i) for i in range(2)]
-    written = together(
+    written = each(
         pair,
         lambda i, comm: pccl.allreduce(
             in_place[i], "avg", out=in_place[i], weight=weights[i], comm=comm
@@ -546,7 +507,7 @@ def test_weights_that_are_none_leave_arrays_on_a_device_as_they_were(
         def call(i: int, comm: pccl.Communicator, weights: list[int] = weights) -> Any:
             return pccl.allreduce(tensors[i], "avg", out=tensors[i], weight=weights[i], comm=comm)
 
-        for error in together(pair, call):
+        for error in each(pair, call):
             assert isinstance(error, pccl.InvalidArgument) and "weight" in str(error), error
     assert [tensor.unique().tolist() for tensor in tensors] == [[1.0], [2.0]]
     with pytest.raises(pccl.InvalidArgument, match="goes with op"):
@@ -557,7 +518,7 @@ def test_one_weighted_piece_meets_a_member_without_an_accelerator(
     pair: Peers, device: Lagging
 ) -> None:
     ours = [on_device(torch.ones(8, 8)), np.full((8, 8), 2, np.float32)]
-    first, second = together(
+    first, second = each(
         pair,
         lambda i, comm: pccl.allreduce(
             {"w": ours[i]}, "avg", weight=i + 1, quantize="int8", comm=comm
@@ -568,12 +529,10 @@ def test_one_weighted_piece_meets_a_member_without_an_accelerator(
 
 
 @pytest.fixture
-def apart(master: pccl.MasterNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
+def apart(members: Members, monkeypatch: pytest.MonkeyPatch) -> Peers:
     """Two peers as on hosts of their own: on one host nothing is quantized."""
     monkeypatch.setenv("PCCL_SHM", "0")
-    peers = joined(2, master)
-    yield peers
-    together(peers, lambda _, comm: comm.close())
+    return members(2)
 
 
 def normals(seed: int, count: int = 3000) -> Any:
@@ -590,14 +549,14 @@ def test_fewer_bits_of_arrays_on_a_device(
         tensor = on_device(normals(i)) if on else normals(i)
         return pccl.allreduce(tensor, "avg", weight=weights and weights[i], quantize=how, comm=comm)
 
-    exact = together(apart, lambda i, comm: mean(i, comm, False))[0]
+    exact = each(apart, lambda i, comm: mean(i, comm, False))[0]
     for piece in (1 << 20, 4096):
         monkeypatch.setattr(device_route, "PIECE_BYTES", piece)
-        first, second = together(apart, lambda i, comm: mean(i, comm, True, "int4"))
+        first, second = each(apart, lambda i, comm: mean(i, comm, True, "int4"))
         assert torch.equal(first, second) and not torch.equal(first, exact)
         assert (first - exact).abs().max() < 1
         if piece > 12_000:
-            in_memory = together(apart, lambda i, comm: mean(i, comm, False, "int4"))[0]
+            in_memory = each(apart, lambda i, comm: mean(i, comm, False, "int4"))[0]
             assert torch.equal(first.as_subclass(torch.Tensor), in_memory)
 
 
@@ -619,12 +578,12 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
         ]
 
     exact = (normals(0) + normals(1)) / 2
-    first = together(apart, call)[0]
-    results = [first, *(together(apart, call)[0] for _ in range(31))]
+    first = each(apart, call)[0]
+    results = [first, *(each(apart, call)[0] for _ in range(31))]
     drift = (sum(results) / 32 - exact).abs().mean()
     assert drift < 0.2 * (first - exact).abs().mean()
     before = kept()
-    assert all(len(each) == 3 for each in before)
+    assert all(len(one) == 3 for one in before)
 
     fetch = Lagging.fetch
 
@@ -634,6 +593,6 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
         return fetch(self, flat, begin, host)
 
     monkeypatch.setattr(Lagging, "fetch", failing)
-    errors = together(apart, call)
+    errors = in_threads([partial(call, i, comm) for i, comm in enumerate(apart)])
     assert all(isinstance(error, RuntimeError) for error in errors), errors
     assert kept() == before, "the first piece had been reduced"

@@ -34,6 +34,7 @@ def a_tree_of_jax_arrays_comes_back_as_one() -> None:
     same(total["deep"][0], 2 * np.arange(5))
     same(total["deep"][1][0], 1)
     same(tree["w"], np.full((3, 4), rank + 1.0))
+    assert isinstance(pccl.allreduce([jnp.ones(3), np.ones(3)])[1], np.ndarray)
 
 
 def dtypes_combine_as_numpys_do(dtype: str, op: str) -> None:

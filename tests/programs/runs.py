@@ -250,24 +250,3 @@ def drop_work() -> None:
     gc.collect()
     ok = bool((np.asarray(out) == expected(info)).all())
     say(event="done", ok=ok, held=alive() is not None)
-
-
-def reduce_arrays_of(kind: str) -> None:
-    """Reduces an array of that framework beside one of NumPy."""
-    start()
-    mine: Any
-    if kind == "torch":
-        import torch
-
-        mine, array = torch.full((10,), value(peer_id()) % 1000, dtype=torch.float64), torch.Tensor
-    else:
-        import jax
-        import jax.numpy as jnp
-
-        mine, array = jnp.full((10,), value(peer_id()) % 1000, jnp.int32), jax.Array
-    total: Any
-    info: pccl.ReduceInfo
-    total, info = pccl.allreduce({"g": mine, "n": np.ones(3)}, return_info=True)
-    want = sum(value(peer) % 1000 for peer in info.contributors)
-    ok = isinstance(total["g"], array) and bool((total["g"] == want).all())
-    say(event="done", ok=ok and isinstance(total["n"], np.ndarray))
