@@ -12,6 +12,7 @@ import pytest
 from clibrary import installed, library  # noqa: F401  # fixtures
 from groups import group, pair  # noqa: F401
 from namespaces import Lab, namespaces
+from torch_jobs import job  # noqa: F401
 from workers import Run, running
 
 from pccl import _core

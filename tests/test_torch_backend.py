@@ -4,73 +4,44 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import Program, Worker, complaints, running
+from torch_jobs import Job, torch_job
+from workers import Program, complaints, running
 
 torch = pytest.importorskip("torch")
 
 from programs import torch_backend, torch_training  # noqa: E402
 
 
-class Job:
-    """Ranks of one torch job, each a real process, gone at the end of the test."""
-
-    def __init__(self, store: Path | int) -> None:
-        self._store = store
-        self.workers: list[Worker] = []
-
-    def start(self, size: int, program: Program, **env: str) -> list[Worker]:
-        self.workers = [
-            Worker(
-                program,
-                RANK=str(rank),
-                SIZE=str(size),
-                STORE=str(self._store),
-                GLOO_SOCKET_IFNAME="lo",
-                **env,
-            )
-            for rank in range(size)
-        ]
-        return self.workers
-
-    def run(self, size: int, program: Program, **env: str) -> list[dict[str, Any]]:
-        """Returns what each rank says at its end. All end well, and print nothing."""
-        workers = self.start(size, program, **env)
-        answers = [worker.expect("done", 90) for worker in workers]
-        for worker in workers:
-            assert worker.ends() == 0, worker.stderr()
-            assert complaints(worker.stderr()) == ""
-        return answers
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path / "store")
-    yield made
-    for worker in made.workers:
-        worker.destroy()
+def ends(job: Job, size: int, program: Program, **env: str) -> list[dict[str, Any]]:
+    """Returns what each rank says at its end. All end well, and print nothing."""
+    workers = job.start(size, program, **env)
+    answers = [worker.expect("done", 90) for worker in workers]
+    for worker in workers:
+        assert worker.ends() == 0, worker.stderr()
+        assert complaints(worker.stderr()) == ""
+    return answers
 
 
 def test_collectives_give_what_gloo_gives(job: Job) -> None:
     # In new interpreters, where sets have orders of their own.
-    answers = job.run(3, torch_backend.collectives, TEST_FORKS="0")
+    answers = ends(job, 3, torch_backend.collectives, TEST_FORKS="0")
     assert [answer["wrong"] for answer in answers] == [[], [], []]
 
 
 def test_functional_collectives_and_coalescing(job: Job) -> None:
-    assert [answer["wrong"] for answer in job.run(2, torch_backend.functional_collectives)] == [
+    assert [answer["wrong"] for answer in ends(job, 2, torch_backend.functional_collectives)] == [
         [],
         [],
     ]
 
 
 def test_groups_of_some_ranks_keep_their_order(job: Job) -> None:
-    answers = job.run(3, torch_backend.groups)
+    answers = ends(job, 3, torch_backend.groups)
     assert [(answer["ok"], answer["count"]) for answer in answers] == [
         (True, 2),
         (True, 2),
@@ -78,12 +49,8 @@ def test_groups_of_some_ranks_keep_their_order(job: Job) -> None:
     ]
 
 
-def test_messages_in_both_directions_and_out_of_order(job: Job) -> None:
-    assert [answer["wrong"] for answer in job.run(3, torch_backend.messages)] == [[], [], []]
-
-
 def test_no_thread_outlives_the_process_group(job: Job) -> None:
-    assert [answer["left"] for answer in job.run(3, torch_backend.list_threads_afterwards)] == [
+    assert [answer["left"] for answer in ends(job, 3, torch_backend.list_threads_afterwards)] == [
         [],
         [],
         [],
@@ -91,33 +58,33 @@ def test_no_thread_outlives_the_process_group(job: Job) -> None:
 
 
 def test_a_forked_child_leaves_its_parents_groups_alone(job: Job) -> None:
-    for answer in job.run(2, torch_backend.fork):
+    for answer in ends(job, 2, torch_backend.fork):
         assert answer["counts"] == [0, 1] and answer["total"] == [2.0] * 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_ddp_trains_as_one_process_does(job: Job, size: int) -> None:
-    for answer in job.run(size, torch_training.ddp):
+    for answer in ends(job, size, torch_training.ddp):
         assert answer["near"] and answer["same"]
 
 
 def test_ddp_averages_gradients_of_complex_parameters(job: Job) -> None:
-    for answer in job.run(2, torch_training.complex_ddp):
+    for answer in ends(job, 2, torch_training.complex_ddp):
         assert answer["near"] and answer["complex"] == [True, False]
 
 
 def test_fully_shard_trains_as_one_process_does(job: Job) -> None:
-    for answer in job.run(2, torch_training.fully_sharded):
+    for answer in ends(job, 2, torch_training.fully_sharded):
         assert answer["near"] and answer["same"] and answer["norm"]
 
 
 def test_hsdp_with_gloo_inside_and_pccl_between(job: Job) -> None:
-    for answer in job.run(4, torch_training.hybrid_sharded):
+    for answer in ends(job, 4, torch_training.hybrid_sharded):
         assert answer["near"] and answer["same"] and answer["backends"] == ["pccl", "gloo"]
 
 
 def test_dtensors_and_checkpoints(job: Job, tmp_path: Path) -> None:
-    for answer in job.run(2, torch_training.dtensors, FOLDER=str(tmp_path / "checkpoint")):
+    for answer in ends(job, 2, torch_training.dtensors, FOLDER=str(tmp_path / "checkpoint")):
         assert answer["wrong"] == []
 
 
@@ -158,7 +125,7 @@ def test_a_loss_in_backward_is_an_exception_of_backward(job: Job) -> None:
 
 
 def test_members_that_call_different_things_are_told(job: Job) -> None:
-    for answer in job.run(2, torch_backend.mismatches):
+    for answer in ends(job, 2, torch_backend.mismatches):
         assert re.search(
             r"^MismatchedCall: .*float32\[4\].*float32\[5\]|float32\[5\].*float32\[4\]",
             answer["first"],
@@ -168,20 +135,16 @@ def test_members_that_call_different_things_are_told(job: Job) -> None:
 
 
 def test_a_master_of_ones_own_serves_several_jobs(tmp_path: Path) -> None:
-    with running() as run:
-        jobs = [Job(tmp_path / name) for name in "ab"]
-        workers = [
-            worker
-            for job in jobs
-            for worker in job.start(2, torch_backend.reduce_once, PCCL_MASTER=run.address)
-        ]
-        try:
-            for worker in workers:
-                assert worker.expect("done", 60)["total"] == [2.0] * 3
-                assert worker.ends() == 0
-        finally:
-            for worker in workers:
-                worker.destroy()
+    with (
+        running() as run,
+        torch_job(tmp_path / "a") as one,
+        torch_job(tmp_path / "b") as other,
+    ):
+        for job in (one, other):
+            job.start(2, torch_backend.reduce_once, PCCL_MASTER=run.address)
+        for worker in one.workers + other.workers:
+            assert worker.expect("done", 60)["total"] == [2.0] * 3
+            assert worker.ends() == 0
 
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
@@ -189,12 +152,11 @@ def test_ranks_that_are_started_again_with_the_store_they_had(where: str) -> Non
     # torchrun does this. The killed ranks have left in the store the address of a master that is
     # gone, or a dead group.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    job = Job(store.port)
     with running() as run:
         env = {"PCCL_MASTER": run.address} if where == "outside" else {}
-        for ends in (False, True):
-            workers = job.start(3, torch_backend.reduce_when_told, **env)
-            try:
+        for again in (False, True):
+            with torch_job(store.port) as job:
+                workers = job.start(3, torch_backend.reduce_when_told, **env)
                 for worker in workers:
                     worker.expect("begins", 60)
                 # Rank 0 comes last: the others find what was there before.
@@ -202,12 +164,9 @@ def test_ranks_that_are_started_again_with_the_store_they_had(where: str) -> Non
                     worker.tell("go")
                 for worker in workers:
                     assert worker.expect("done", 60)["total"] == [3.0] * 3
-                for worker in workers if ends else []:
+                for worker in workers if again else []:
                     worker.tell("end")
                     assert worker.ends() == 0, worker.stderr()
-            finally:
-                for worker in workers:
-                    worker.destroy()
 
 
 def test_the_ddp_hook_goes_on_without_a_lost_peer() -> None:
@@ -269,5 +228,5 @@ def test_a_hook_that_cannot_go_on_raises_in_backward() -> None:
 def test_the_example_in_the_readme_runs(job: Job) -> None:
     page = (Path(__file__).resolve().parent.parent / "README.md").read_text()
     (example,) = re.findall(r"^```python\n(# ddp\.py.*?)^```", page, re.DOTALL | re.MULTILINE)
-    for answer in job.run(2, partial(torch_training.run_shown, example)):
+    for answer in ends(job, 2, partial(torch_training.run_shown, example)):
         assert answer["gradient"] == [[12.0] * 4]  # 8 rows of ones on rank 0, of twos on rank 1

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from made_once import made_once
-from workers import Program, Worker
+from torch_jobs import Job, torch_job
+from workers import Worker
 
 from pccl.errors import InvalidUsage, Timeout
 
@@ -40,44 +40,16 @@ COMMON = [
 Answers = list[dict[str, Any]]
 
 
-class Job:
-    """Ranks of one torch job, each a process, gone at the end of the test."""
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-        self.workers: list[Worker] = []
-
-    def start(self, size: int, program: Program) -> list[Worker]:
-        self.workers = [
-            Worker(
-                program,
-                RANK=str(rank),
-                SIZE=str(size),
-                STORE=str(self._store),
-                GLOO_SOCKET_IFNAME="lo",
-            )
-            for rank in range(size)
-        ]
-        return self.workers
-
-    def run(self, size: int, backend: str, names: list[str]) -> Answers:
-        """Returns each rank's answers by program; all end well."""
-        workers = self.start(size, partial(torch_messages.run, backend, names))
-        answers = [{name: w.expect(name, 90)["answer"] for name in names} for w in workers]
-        for worker in workers:
-            worker.expect("done", 60)
-            code = worker.ends()
-            # A thread of Gloo may abort the interpreter's exit, after everything was said.
-            assert code == 0 or (backend == "gloo" and code == -signal.SIGABRT), worker.stderr()
-        return answers
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path / "store")
-    yield made
-    for worker in made.workers:
-        worker.destroy()
+def ends(job: Job, size: int, backend: str, names: list[str]) -> Answers:
+    """Returns each rank's answers by program; all end well."""
+    workers = job.start(size, partial(torch_messages.run, backend, names))
+    answers = [{name: w.expect(name, 90)["answer"] for name in names} for w in workers]
+    for worker in workers:
+        worker.expect("done", 60)
+        code = worker.ends()
+        # A thread of Gloo may abort the interpreter's exit, after everything was said.
+        assert code == 0 or (backend == "gloo" and code == -signal.SIGABRT), worker.stderr()
+    return answers
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -88,12 +60,8 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     def run(to: Path) -> None:
         made = []
         for backend in ("gloo", "pccl"):
-            job = Job(tmp_path_factory.mktemp(backend) / "store")
-            try:
-                made.append(job.run(size, backend, COMMON))
-            finally:
-                for worker in job.workers:
-                    worker.destroy()
+            with torch_job(tmp_path_factory.mktemp(backend) / "store") as job:
+                made.append(ends(job, size, backend, COMMON))
         to.write_text(json.dumps(made))
 
     return json.loads(made_once(tmp_path_factory, f"torch-collectives-{size}", run).read_text())
@@ -109,7 +77,7 @@ def test_a_program_has_the_results_that_it_has_on_gloo(both: list[Answers], name
 def test_what_gloo_lacks(job: Job) -> None:
     size = 3
     names = [name for name in torch_messages.programs if name not in COMMON]
-    for rank, answers in enumerate(job.run(size, "pccl", names)):
+    for rank, answers in enumerate(ends(job, size, "pccl", names)):
         uneven = [rank + 1 + i for i in range(rank + 1)]
         start = rank * (rank + 1) // 2
         total = [float(3 * (start + i) + 300) for i in range(rank + 1)]

@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from programs import torch_calls
+from programs.torch_job import rank_and_size, store
 
 FORKED = True  # workers.start: its processes have imported torch already
 
@@ -294,10 +295,9 @@ def run(name: str, backend: str) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rank, size = int(os.environ["RANK"]), int(os.environ["SIZE"])
-    store = dist.FileStore(os.environ["STORE"], size)
+    rank, size = rank_and_size()
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60)
+        backend, store=store(), rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60)
     )
     if "DIES_IN_CALL" in os.environ:
         die_in_call(int(os.environ["DIES_IN_CALL"]))

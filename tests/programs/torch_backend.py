@@ -209,14 +209,6 @@ def functional_collectives() -> None:
         dist.all_reduce(a)
         dist.all_reduce(b)
     check("manager", a.sum() + b.sum(), torch.tensor(10.0))
-    objects = [None, None]
-    dist.all_gather_object(objects, {"rank": rank})
-    sent = [f"from {rank}", rank]
-    dist.broadcast_object_list(sent, 1)
-    got = [None]
-    dist.scatter_object_list(got, ["a", "b"] if rank == 0 else None, 0)
-    if objects != [{"rank": 0}, {"rank": 1}] or sent != ["from 1", 1] or got != ["ab"[rank]]:
-        wrong.append("objects")
     lacks = {
         "BXOR": failure(dist.all_reduce, torch.ones(1), dist.ReduceOp.BXOR),
     }
@@ -244,38 +236,6 @@ def groups() -> None:
     dist.barrier()
     dist.destroy_process_group()
     say(event="done", ok=ok, count=sum(each is not None for each in found))
-
-
-def messages() -> None:
-    rank, _ = begin()
-    peer, wrong = 1 - rank, []
-    if rank < 2:
-        own, other = torch.arange(5.0) + rank, torch.empty(5)
-        ops = [dist.P2POp(dist.irecv, other, peer), dist.P2POp(dist.isend, own, peer)]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
-        if not torch.equal(other, torch.arange(5.0) + peer):
-            wrong.append("both")
-        if rank == 0:
-            works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in (1, 2)]
-        else:
-            late, early = torch.empty(3), torch.empty(3)
-            works = [dist.irecv(late, 0, tag=2), dist.irecv(early, 0, tag=1)]
-        for work in works:
-            work.wait()
-        if rank == 1 and (late[0], early[0]) != (2, 1):
-            wrong.append("tags")
-    dist.barrier()
-    if rank == 2:
-        dist.send_object_list(["an object"], 1)
-    elif rank == 1:
-        got = [None]
-        dist.recv_object_list(got, 2)
-        if got != ["an object"]:
-            wrong.append("object")
-    dist.barrier()
-    dist.destroy_process_group()
-    say(event="done", wrong=wrong)
 
 
 def list_threads_afterwards() -> None:

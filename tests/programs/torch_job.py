@@ -33,11 +33,13 @@ def be_strict() -> None:
     torch.set_num_threads(1)
 
 
-def begin(backend: str = "pccl", **options: Any) -> tuple[int, int]:
-    """Joins the job. Returns rank and size."""
+def begin(backend: str = "pccl", *, strict: bool = True, **options: Any) -> tuple[int, int]:
+    """Joins the job. Returns rank and size. `strict`: warnings are errors, or else ignored."""
     import pccl.adapters.torch  # noqa: F401  # registers the backend
 
     be_strict()
+    if not strict:
+        warnings.simplefilter("ignore")
     rank, size = rank_and_size()
     options.setdefault("timeout", timedelta(seconds=60))
     dist.init_process_group(backend, store=store(), rank=rank, world_size=size, **options)
