@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from members import in_threads, members
+from members import members, results
 
 import pccl
 from pccl import _core
@@ -47,11 +47,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
 
 def each(group: list[Comm], call: Callable[[Comm, int], Any]) -> list[Any]:
     """What `call(comm, rank)` returns on each member."""
-    told = in_threads([lambda c=comm, r=rank: call(c, r) for rank, comm in enumerate(group)])
-    for result in told:
-        if isinstance(result, BaseException):
-            raise result
-    return told
+    return results(group, lambda rank, comm: call(comm, rank))
 
 
 def own(rank: int, count: int, kind: str = "f4") -> np.ndarray[Any, Any]:

@@ -66,3 +66,14 @@ def each(
         if isinstance(result, BaseException) and not isinstance(result, pccl.PCCLError):
             raise result
     return told
+
+
+def results(
+    comms: list[pccl.Communicator], call: Callable[[int, pccl.Communicator], Any]
+) -> list[Any]:
+    """What `call(rank, comm)` returns on each member. Raises: the exception of one of them."""
+    told = each(comms, call)
+    for result in told:
+        if isinstance(result, BaseException):
+            raise result
+    return told

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from members import in_threads
 from programs import arrays
 from workers import command, eventually
 
@@ -400,12 +401,7 @@ def test_work_gives_the_same_object_to_all_threads(fake):
     assert not work.done()
     with pytest.raises(pccl.InvalidUsage, match="not finished"):
         _ = work.info
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(work.wait())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads([work.wait] * 4)
     assert len({id(tree) for tree in found}) == 1
     assert work.wait() is found[0]
     assert work.info.world_size == WORLD

@@ -9,19 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from members import each, members
+from members import each
 from states import RefusedError, deliver, share
 
 import pccl
 from pccl import checkpoint
 
 torch = pytest.importorskip("torch")
-
-
-@pytest.fixture
-def pair() -> Iterator[list[pccl.Communicator]]:
-    with members(2) as found:
-        yield found
 
 
 @pytest.fixture
@@ -112,12 +106,12 @@ def test_a_checkpoint_has_the_shards_of_one_rank(tmp_path: Path, mesh: Any) -> N
 
 
 @contextmanager
-def as_rank(rank: int, ranks: int) -> Iterator[None]:
-    """This process is a rank of a job whose collectives do nothing."""
+def as_rank(rank: int) -> Iterator[None]:
+    """This process is one of four ranks of a job whose collectives do nothing."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
     try:
         yield
     finally:
@@ -148,14 +142,14 @@ def test_a_shard_is_taken_only_at_its_own_place(tmp_path: Path) -> None:
     }
     saved = {}
     for rank in range(4):
-        with as_rank(rank, 4):
+        with as_rank(rank):
             for name, placements in layouts.items():
                 made = placed(rank, placements)
                 file = checkpoint.save(tmp_path / f"{rank}{name}", {"w": made}, revision=1)
                 saved[rank, name] = file, made.to_local().clone()
     refused = 0
     for rank in range(4):
-        with as_rank(rank, 4):
+        with as_rank(rank):
             for name, placements in layouts.items():
                 for (other, there), (file, elements) in saved.items():
                     made = placed(rank, placements)
@@ -174,7 +168,7 @@ def test_a_shard_is_taken_only_at_its_own_place(tmp_path: Path) -> None:
 def test_shards_of_different_tensors_may_have_equal_shapes() -> None:
     from torch.distributed.tensor import Replicate, Shard
 
-    with as_rank(0, 4):
+    with as_rank(0):
         kinds = {share({"w": placed(0, [Shard(0), Replicate()], (n,))}).entries[0][1:3]
                  for n in (5, 6)}  # fmt: skip
     assert [shape for _, shape in kinds] == [(3,)] * 2 and len(kinds) == 2
@@ -184,7 +178,7 @@ def test_a_rank_outside_the_mesh_has_no_part(tmp_path: Path) -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    with as_rank(3, 4):
+    with as_rank(3):
         made = DTensor.from_local(torch.ones(2), DeviceMesh("cpu", [0, 1]), [Shard(0)])
         with pytest.raises(
             pccl.InvalidArgument, match=r"state\['w'\]: this rank is not in the mesh"

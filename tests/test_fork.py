@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from members import members
 from programs import fork
 from workers import command
 
 import pccl
 
 FORKS = 20
-_WORLD = 2
 
 
 def _child(comm: pccl.Communicator, raises: bool) -> None:
@@ -39,21 +39,8 @@ def _child(comm: pccl.Communicator, raises: bool) -> None:
 def test_children_that_end_leave_the_parents_reductions_alone() -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        comms = [pccl.Communicator(master.address) for _ in range(_WORLD)]
-        joins = [
-            threading.Thread(
-                target=comm._join,
-                args=("init",),
-                kwargs={"min_peers": _WORLD, "attempts": 5, "timeout": 30.0, "enter": False},
-            )
-            for comm in comms
-        ]
-        for join in joins:
-            join.start()
-        for join in joins:
-            join.join()
-        counts = [0] * _WORLD
+    with members(2) as comms:
+        counts = [0, 0]
 
         def reduce(index: int) -> None:
             try:
@@ -61,14 +48,14 @@ def test_children_that_end_leave_the_parents_reductions_alone() -> None:
                     more = np.array([0 if stop.is_set() else 1, 1], np.int64)
                     total = pccl.allreduce(more, "min", comm=comms[index])
                     assert total[1] == 1
-                    assert pccl.world_size(comms[index]) == _WORLD
+                    assert pccl.world_size(comms[index]) == 2
                     counts[index] += 1
                     if total[0] == 0:
                         return
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=reduce, args=(index,)) for index in range(_WORLD)]
+        threads = [threading.Thread(target=reduce, args=(index,)) for index in range(2)]
         for thread in threads:
             thread.start()
         for number in range(FORKS):
@@ -82,8 +69,6 @@ def test_children_that_end_leave_the_parents_reductions_alone() -> None:
             thread.join()
         assert failures == []
         assert min(counts) > FORKS
-        for comm in comms:
-            comm.close()
 
 
 def test_children_that_run_the_whole_exit_of_python_leave_the_run_alone(tmp_path: Path) -> None:

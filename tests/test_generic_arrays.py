@@ -6,13 +6,13 @@ import ctypes
 import dataclasses
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from members import each, members
+from members import each
 
 import pccl
 from pccl import _arrays
@@ -93,12 +93,6 @@ MAKERS: dict[str, tuple[Callable[[Any], Any], type]] = {
     "memoryview": (lambda values: memoryview(np.array(values)), memoryview),
     "ctypes": (c_floats, np.ndarray),
 }
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[list[pccl.Communicator]]:
-    with members(2) as comms:
-        yield comms
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from members import each
 
 import pccl
 from pccl import _settings, process
@@ -19,31 +19,9 @@ from pccl.reduce import routes
 from pccl.types import OP_CODES
 
 WORLD = 2
-Pair = tuple[pccl.Communicator, pccl.Communicator]
+Pair = list[pccl.Communicator]
 DTYPES = ["u1", "i1", "i2", "u2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "longlong", "intc"]
 DTYPES += ["c8", "c16"]
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    """Two members of one run, in this process."""
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        comms = [pccl.Communicator(master.address) for _ in range(WORLD)]
-        joined = [
-            threading.Thread(
-                target=comm._join,
-                args=("init",),
-                kwargs={"min_peers": WORLD, "attempts": 5, "timeout": 30.0, "enter": False},
-            )
-            for comm in comms
-        ]
-        for thread in joined:
-            thread.start()
-        for thread in joined:
-            thread.join()
-        yield comms[0], comms[1]
-        for comm in comms:
-            comm.close()
 
 
 @pytest.fixture
@@ -97,20 +75,7 @@ def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def both(pair: Pair, first: Callable[..., object], second: Callable[..., object]) -> list[object]:
     """Returns what the calls return or raise when each member makes one."""
-    told: list[object] = [None] * WORLD
-
-    def call(index: int) -> None:
-        try:
-            told[index] = (first, second)[index](pair[index])
-        except pccl.PCCLError as error:
-            told[index] = error
-
-    threads = [threading.Thread(target=call, args=(index,)) for index in range(WORLD)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return told
+    return each(pair, lambda rank, comm: (first, second)[rank](comm))
 
 
 def allreduce(array: object, *args: object, **options: object) -> Callable[..., object]:
@@ -548,8 +513,9 @@ def test_explicit_tells_what_is_wrong_as_the_general_way_does() -> None:
         with pytest.raises(pccl.InvalidUsage, match="all_reduce.*not connected"):
             comm.all_reduce(send, recv, op="sum")
         comm.connect()
-        with pytest.raises(pccl.TooFewPeers):
+        with pytest.raises(pccl.TooFewPeers) as alone:
             comm.all_reduce(send, recv, op="sum")
+        assert alone.value.result is pccl.Result.TOO_FEW_PEERS
         for wrong in (
             {"op": "most"},
             {"op": pccl.DataType.FLOAT},
@@ -583,7 +549,7 @@ def test_members_that_disagree_are_told_in_the_same_words(
     general()
     for error, expected in zip(plainly, both(pair, call((3, 4)), call((3, 5))), strict=True):
         assert type(error) is type(expected) is pccl.MismatchedCall
-        words, others = (re.sub(r"#\d+", "#n", str(each)) for each in (error, expected))
+        words, others = (re.sub(r"#\d+", "#n", str(one)) for one in (error, expected))
         assert words == others and "float32[3,4]" in words
         assert error.peer == expected.peer and error.result == expected.result
 

@@ -2,118 +2,79 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
+from members import Members, in_threads, results
 
 import pccl
 
-Body = Callable[[int, pccl.Communicator], object]
-
-
-@pytest.fixture
-def master() -> Iterator[pccl.MasterNode]:
-    with pccl.MasterNode("127.0.0.1:0") as node:
-        yield node
-
-
-def run(address: str, world: int, body: Body) -> list[object]:
-    """What `body(index, communicator)` returns on each of `world` peers, each a thread."""
-    results: list[object] = [None] * world
-    failures: list[BaseException] = []
-
-    def peer(index: int) -> None:
-        comm = pccl.Communicator(address)
-        try:
-            comm._join("init", min_peers=world, attempts=5, timeout=30.0, enter=False)
-            results[index] = body(index, comm)
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            comm.close()
-
-    threads = [threading.Thread(target=peer, args=(index,)) for index in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return results
-
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_sums_are_exact_and_bytes_are_equal(master: pccl.MasterNode, world: int) -> None:
+def test_sums_are_exact_and_bytes_are_equal(members: Members, world: int) -> None:
+    comms = members(world)
     for count in (0, 1, 7, 1000, 300_001):
         inputs = [
             np.random.default_rng(index).integers(-1000, 1000, count).astype(np.float32)
             for index in range(world)
         ]
-        outputs = run(
-            master.address,
-            world,
-            lambda index, comm, inputs=inputs: pccl.allreduce(inputs[index], comm=comm),
+        outputs = results(
+            comms, lambda rank, comm, inputs=inputs: pccl.allreduce(inputs[rank], comm=comm)
         )
         for output in outputs:
             np.testing.assert_array_equal(output, np.sum(inputs, axis=0))
 
 
-def test_in_place_overwrites_the_input(master: pccl.MasterNode) -> None:
-    def body(index: int, comm: pccl.Communicator) -> object:
-        array = np.full(100_000, index + 1, np.int64)
+def test_in_place_overwrites_the_input(members: Members) -> None:
+    def body(rank: int, comm: pccl.Communicator) -> object:
+        array = np.full(100_000, rank + 1, np.int64)
         assert pccl.allreduce(array, out=array, comm=comm) is array
         return array
 
-    for array in run(master.address, 3, body):
+    for array in results(members(3), body):
         assert np.all(array == 6)
 
 
-def test_tagged_calls_meet_in_any_order_from_any_thread(master: pccl.MasterNode) -> None:
-    def body(index: int, comm: pccl.Communicator) -> object:
+def test_tagged_calls_meet_in_any_order_from_any_thread(members: Members) -> None:
+    def body(rank: int, comm: pccl.Communicator) -> object:
         tags = list(range(8))
-        np.random.default_rng(index).shuffle(tags)
-        sums = {}
+        np.random.default_rng(rank).shuffle(tags)
 
-        def reduce(tag: int) -> None:
-            sums[tag] = pccl.allreduce(np.full(5000, tag + index), tag=tag, comm=comm)
+        def reduce(tag: int) -> object:
+            return pccl.allreduce(np.full(5000, tag + rank), tag=tag, comm=comm)
 
-        threads = [threading.Thread(target=reduce, args=(tag,)) for tag in tags]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return sums
+        return dict(zip(tags, in_threads([partial(reduce, tag) for tag in tags]), strict=True))
 
-    for sums in run(master.address, 3, body):
+    for sums in results(members(3), body):
         assert {tag: int(total[0]) for tag, total in sums.items()} == {
             tag: 3 * tag + 3 for tag in range(8)
         }
 
 
-def test_barriers_and_reductions_alternate(master: pccl.MasterNode) -> None:
-    def body(index: int, comm: pccl.Communicator) -> object:
+def test_barriers_and_reductions_alternate(members: Members) -> None:
+    def body(rank: int, comm: pccl.Communicator) -> object:
         total = 0
         for step in range(50):
             pccl.barrier(comm=comm)
             total += int(pccl.allreduce(np.array([step]), comm=comm)[0])
         return total
 
-    assert run(master.address, 4, body) == [4 * sum(range(50))] * 4
+    assert results(members(4), body) == [4 * sum(range(50))] * 4
 
 
 def test_the_first_admission_point_is_passed_at_once_and_the_next_ones_cost_nothing(
-    master: pccl.MasterNode,
+    members: Members,
 ) -> None:
-    def body(index: int, comm: pccl.Communicator) -> object:
+    def body(rank: int, comm: pccl.Communicator) -> object:
         first = pccl.admit(comm=comm)
         pccl.allreduce(np.ones(10), comm=comm)
         again = pccl.admit(comm=comm)
         pccl.barrier(comm=comm)  # so that nobody has left when the others look
         return first, again, pccl.rank(comm), pccl.world_size(comm)
 
-    answers = run(master.address, 3, body)
+    answers = results(members(3), body)
     assert sorted(rank for _, _, rank, _ in answers) == [0, 1, 2]
     assert all((first, again, world) == (True, False, 3) for first, again, _, world in answers)
 
@@ -128,10 +89,10 @@ def test_close_ends_another_threads_connect() -> None:
                 connecting.result(2)
 
 
-def test_close_ends_other_threads_calls(master: pccl.MasterNode) -> None:
-    def body(index: int, comm: pccl.Communicator) -> object:
+def test_close_ends_other_threads_calls(members: Members) -> None:
+    def body(rank: int, comm: pccl.Communicator) -> object:
         pccl.barrier(comm=comm)
-        if index == 1:
+        if rank == 1:
             pccl.barrier(comm=comm)  # of a group of one, once the other has closed
             return True
         work = pccl.allreduce_async(np.ones(10), tag=1, comm=comm)
@@ -150,7 +111,7 @@ def test_close_ends_other_threads_calls(master: pccl.MasterNode) -> None:
         assert len(caught) == 1 and isinstance(caught[0], pccl.InvalidUsage)
         return True
 
-    assert run(master.address, 2, body) == [True, True]
+    assert results(members(2), body) == [True, True]
 
 
 def test_a_master_frees_its_port_when_it_is_interrupted() -> None:

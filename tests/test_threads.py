@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from members import each, members
+from members import each, in_threads, members
 from workers import eventually
 
 import pccl
@@ -108,24 +109,20 @@ def test_a_tag_is_the_cure() -> None:
 def test_of_two_threads_that_call_freely_one_is_refused() -> None:
     with members(2) as comms:
         go, over = threading.Barrier(4), threading.Barrier(4)
-        told: list[list[str]] = [[], []]
 
-        def calls(rank: int) -> None:
+        def calls(comm: pccl.Communicator) -> str:
             go.wait()
             try:
                 for _ in range(100):
-                    simple(comms[rank])
-                told[rank].append("done")
+                    simple(comm)
+                return "done"
             except pccl.InvalidUsage:
-                told[rank].append("refused")
-            over.wait()  # neither hands over by its end
+                return "refused"
+            finally:
+                over.wait()  # neither hands over by its end
 
-        threads = [threading.Thread(target=calls, args=(rank,)) for rank in (0, 0, 1, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [sorted(one) for one in told] == [["done", "refused"]] * 2
+        told = in_threads([partial(calls, comm) for comm in comms for _ in range(2)])
+        assert sorted(told[:2]) == sorted(told[2:]) == ["done", "refused"]
 
 
 def test_a_thread_that_has_ended_has_handed_over() -> None:

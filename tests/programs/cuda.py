@@ -7,15 +7,15 @@ import sys
 import threading
 from typing import Any
 
-import members as local
 import numpy as np
 import torch
 import torch.distributed as dist
+from members import members, results
 
 import pccl
 from pccl.reduce import pieces
 from programs.peer import say, start
-from programs.torch_device import both, same
+from programs.torch_device import same
 
 Comm = pccl.Communicator
 COUNT = 1 << 20
@@ -38,7 +38,7 @@ def late(value: float, count: int = COUNT) -> torch.Tensor:
 
 def order() -> None:
     """Inputs are read after the work before the call, and written before the work after it."""
-    with local.members(2) as comms:
+    with members(2) as comms:
         for size in (1 << 20, 32 << 20):
             pieces.PIECE_BYTES = size
             for stream in (None, torch.cuda.Stream()):
@@ -58,7 +58,7 @@ def on_this_stream(comms: list[Comm], call: Any) -> list[Any]:
         with torch.cuda.stream(stream):
             return call(rank, comm)
 
-    return both(comms, with_stream)
+    return results(comms, with_stream)
 
 
 def new_results(comms: list[Comm]) -> None:
@@ -101,8 +101,8 @@ def results_at_once(comms: list[Comm]) -> None:
             pccl.alltoall(late(rank + 1.0), comm=comm).reshape(2, -1).sum(0).repeat(2),
         )
 
-    for results in on_this_stream(comms, call):
-        for made in results:
+    for sums in on_this_stream(comms, call):
+        for made in sums:
             same(made, torch.full((COUNT,), 3.0), "cuda")
 
 
@@ -115,8 +115,8 @@ def results_later(comms: list[Comm]) -> None:
         busy()
         return [work.wait() + 0 for work in works]
 
-    for results in on_this_stream(comms, call):
-        for k, made in enumerate(results):
+    for sums in on_this_stream(comms, call):
+        for k, made in enumerate(sums):
             same(made, torch.full((COUNT,), 2.0 * k + 3), "cuda")
 
 
@@ -138,13 +138,13 @@ def memory_of_busy_work(comms: list[Comm]) -> None:
 
 def reduced(comms: list[Comm], inputs: list[Any], **options: Any) -> list[Any]:
     """Returns each member's result."""
-    return both(comms, lambda i, comm: pccl.allreduce(inputs[i], comm=comm, **options))
+    return results(comms, lambda i, comm: pccl.allreduce(inputs[i], comm=comm, **options))
 
 
 def bytes_of_all_types() -> None:
     """The results have the bytes of those in CPU memory, whole and in pieces."""
     generator = torch.Generator().manual_seed(5)
-    with local.members(2) as comms:
+    with members(2) as comms:
         for code in pccl.DataType:
             dtype = getattr(torch, code.name.lower(), None)
             if dtype is None or dtype in (torch.uint16, torch.uint32, torch.uint64):
@@ -172,7 +172,7 @@ def codes() -> None:
     pieces.PIECE_BYTES = 1 << 20
     torch.manual_seed(3)
     inputs = [torch.randn(600_000) for _ in range(2)]
-    with local.members(2) as comms:
+    with members(2) as comms:
         several: list[dict[str, Any]] = [
             {"quantize": "int8"},
             {"quantize": "int4"},
@@ -187,7 +187,7 @@ def codes() -> None:
 
 def memory() -> None:
     """Calls keep no memory on the device, and pinned memory is used again."""
-    with local.members(2) as comms:
+    with members(2) as comms:
         tensors = [torch.ones(20 << 20, device="cuda") for _ in range(2)]
 
         def call(rank: int, comm: Comm) -> None:
@@ -195,13 +195,13 @@ def memory() -> None:
                 pccl.allreduce(tensors[rank], comm=comm)
             pccl.allreduce_async(tensors[rank], comm=comm).wait()
 
-        both(comms, call)
+        results(comms, call)
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         pinned = pinned_bytes()
         assert pinned > 0
         for _ in range(8):
-            both(comms, call)
+            results(comms, call)
         torch.cuda.synchronize()
         assert torch.cuda.memory_allocated() == before
         # A block is free again once torch has seen its copy's event, so some more may be in use.
@@ -215,7 +215,7 @@ def pinned_bytes() -> int:
 
 def threads() -> None:
     """Threads with tags of their own, on streams of their own."""
-    with local.members(2) as comms:
+    with members(2) as comms:
 
         def call(rank: int, comm: Comm) -> Any:
             made: list[Any] = [None] * 3
@@ -234,8 +234,8 @@ def threads() -> None:
                 thread.join()
             return made
 
-        for results in both(comms, call):
-            for tag, made in enumerate(results):
+        for sums in results(comms, call):
+            for tag, made in enumerate(sums):
                 same(made, torch.full((1000,), 20.0 * tag + 9), "cuda")
 
 
@@ -245,7 +245,7 @@ def jax_arrays() -> None:
     import jax.numpy as jnp
 
     gpu = jax.devices("gpu")[0]
-    with local.members(2) as comms:
+    with members(2) as comms:
 
         def call(rank: int, comm: Comm) -> Any:
             tree = {
@@ -262,7 +262,7 @@ def jax_arrays() -> None:
             return made, gathered, sent, state, work.wait()
 
         x = np.arange(1000.0, dtype=np.float32)
-        for made, gathered, sent, state, mean in both(comms, call):
+        for made, gathered, sent, state, mean in results(comms, call):
             for array in (made["j"], made["h"], gathered, sent, state["w"], mean):
                 assert isinstance(array, jax.Array) and array.devices() == {gpu}, array
             np.testing.assert_array_equal(made["j"], 2 * x + 1)

@@ -6,8 +6,8 @@ import importlib
 import os
 from typing import Any
 
-import members as local
 import numpy as np
+from members import members, results
 
 import pccl
 from pccl.reduce import pieces
@@ -26,15 +26,6 @@ def load() -> None:
     cupy = importlib.import_module("cupy")
 
 
-def both(comms: list[pccl.Communicator], call: Any) -> list[Any]:
-    """Returns what the call returns on each member; raises what one of them raised."""
-    told = local.each(comms, call)
-    for made in told:
-        if isinstance(made, BaseException):
-            raise made
-    return told
-
-
 def same(made: Any, wanted: Any) -> None:
     """Refuses other elements, another dtype or NumPy's memory."""
     assert isinstance(made, cupy.ndarray), type(made)
@@ -46,7 +37,7 @@ def same(made: Any, wanted: Any) -> None:
 def calls() -> None:
     """Every call, in one piece and in several."""
     load()
-    with local.members(2) as comms:
+    with members(2) as comms:
         for size in (256, 32 << 20):
             pieces.PIECE_BYTES = size
             reduce_a_tree(comms)
@@ -70,7 +61,7 @@ def reduce_a_tree(comms: list[pccl.Communicator]) -> None:
         }
         return pccl.allreduce(tree, comm=comm)
 
-    for made in both(comms, call):
+    for made in results(comms, call):
         same(made["t"], 2 * np.arange(300, dtype=np.float32).reshape(20, 15).T)
         same(made["h"], np.full(7, 3, np.float16))
         same(made["z"], np.full(70, 2 + 2j, np.complex64))
@@ -105,7 +96,7 @@ def reduce_into(comms: list[pccl.Communicator]) -> None:
         return x, strided, later
 
     want = 2 * np.arange(120, dtype=np.float32).reshape(12, 10) + 1
-    for x, strided, later in both(comms, call):
+    for x, strided, later in results(comms, call):
         same(x, want)
         same(strided, want)
         same(later, 2 * want)
@@ -121,7 +112,7 @@ def reduce_otherwise(comms: list[pccl.Communicator]) -> None:
             pccl.allreduce(x, "avg", quantize="int8", comm=comm),
         )
 
-    for weighted, coded in both(comms, call):
+    for weighted, coded in results(comms, call):
         same(weighted, np.full(1000, 1.25, np.float32))
         np.testing.assert_allclose(coded.get(), 1.5, rtol=0.01)
 
@@ -138,7 +129,7 @@ def others(comms: list[pccl.Communicator]) -> None:
         )
 
     x = np.arange(100, dtype=np.float32)
-    for rank, (gathered, sent, part, mean, exchanged) in enumerate(both(comms, call)):
+    for rank, (gathered, sent, part, mean, exchanged) in enumerate(results(comms, call)):
         same(gathered, [x, x + 1])
         same(sent, x + 1)
         own = slice(50 * rank, 50 * rank + 50)
@@ -155,7 +146,7 @@ def share_states(comms: list[pccl.Communicator]) -> None:
         made = pccl.sync(state, comm=comm)
         return made["w"], state["w"]
 
-    for made, mine in both(comms, call):
+    for made, mine in results(comms, call):
         same(made, np.full((3, 4), 1, np.float32))
         assert made is mine
 
@@ -188,10 +179,10 @@ def order() -> None:
             stream.synchronize()
         return before, after, gathered, mean
 
-    with local.members(2) as comms:
+    with members(2) as comms:
         for size in (1 << 20, 32 << 20):
             pieces.PIECE_BYTES = size
-            for before, after, gathered, mean in both(comms, call):
+            for before, after, gathered, mean in results(comms, call):
                 same(before, np.full(COUNT, 7, np.float32))
                 same(after, np.full(COUNT, 4, np.float32))
                 same(gathered, np.full(COUNT, 3, np.float32))

@@ -10,15 +10,15 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import members as local
 import numpy as np
 import torch
 import torch.distributed as dist
+from members import members, results
 
 import pccl
 from pccl.reduce import pieces
@@ -48,22 +48,13 @@ def load_device() -> None:
 def pair() -> Iterator[list[Comm]]:
     """Two members in this process."""
     load_device()
-    with local.members(2) as comms:
+    with members(2) as comms:
         yield comms
 
 
 def there(value: Any, dtype: Any = None) -> Any:
     """A tensor on the device."""
     return torch.as_tensor(value, dtype=dtype).to(DEVICE)
-
-
-def both(comms: list[Comm], call: Callable[[int, Comm], Any]) -> list[Any]:
-    """Returns what the call returns on each member; raises what one of them raised."""
-    told = local.each(comms, call)
-    for made in told:
-        if isinstance(made, BaseException):
-            raise made
-    return told
 
 
 @contextmanager
@@ -107,7 +98,7 @@ def reduce_a_tree(comms: list[Comm]) -> None:
         }
         return pccl.allreduce(tree, comm=comm)
 
-    for made in both(comms, call):
+    for made in results(comms, call):
         same(made["w"], 2 * torch.arange(300.0).reshape(20, 15).t() + 1)
         same(made["h"], torch.full((7,), 3, dtype=torch.bfloat16))
         same(made["z"], torch.full((70,), 2 + 2j))
@@ -120,7 +111,7 @@ def reduce_a_tree(comms: list[Comm]) -> None:
 def reduce_in_place(comms: list[Comm]) -> None:
     tensors = [there(torch.full((4, 50), 1.0 + rank)) for rank in range(2)]
     before = [tensor.data_ptr() for tensor in tensors]
-    out = both(comms, lambda i, comm: pccl.allreduce(tensors[i], out=tensors[i], comm=comm))
+    out = results(comms, lambda i, comm: pccl.allreduce(tensors[i], out=tensors[i], comm=comm))
     for made, tensor, address in zip(out, tensors, before, strict=True):
         assert made is tensor and tensor.data_ptr() == address
         same(tensor, torch.full((4, 50), 3.0))
@@ -131,7 +122,7 @@ def reduce_weighted(comms: list[Comm]) -> None:
         x = there(torch.full((100,), float(rank)))
         return pccl.allreduce(x, "avg", weight=1 + 2 * rank, comm=comm)
 
-    for made in both(comms, call):
+    for made in results(comms, call):
         same(made, torch.full((100,), 0.75))
 
 
@@ -154,7 +145,7 @@ def allreduce_async() -> None:
                 pccl.allreduce_async({"x": tensors[0][0]}, out={"x": wide}, comm=comm)
             with raises(pccl.InvalidArgument, "out: its elements share memory"):
                 pccl.allreduce(tensors[0][0], out=wide, comm=comm)
-        for made, out in zip(both(comms, call), outs, strict=True):
+        for made, out in zip(results(comms, call), outs, strict=True):
             for k in range(3):
                 same(made[k], torch.full((1000,), 2 * 10.0**k + 1))
             same(made[3], torch.full((1000,), 3.0), "cpu")
@@ -183,7 +174,7 @@ def collectives() -> None:
             ]
 
         total = rows[0] + rows[1]
-        for i, (made, written) in enumerate(both(comms, call)):
+        for i, (made, written) in enumerate(results(comms, call)):
             part = slice(3 * i, 3 * i + 3)
             for result in (made, written):
                 same(result[0], rows[1])
@@ -208,7 +199,7 @@ def explicit() -> None:
                 wide = there(torch.zeros(1)).expand(4)
                 comm.all_reduce(there(torch.ones(4)), wide, op=pccl.ReduceOp.SUM)
 
-        both(comms, call)
+        results(comms, call)
         for out, told, all_of_them in zip(outs, sent, gathered, strict=True):
             same(out, torch.full((4,), 2.0))
             same(told, torch.ones(2, 3))
@@ -227,7 +218,7 @@ def shared_state() -> None:
             optimizer.step()
             models.append({"model": net, "optimizer": optimizer, "step": 7 * (1 - rank)})
         wanted = models[0]["model"].weight.detach().cpu().clone()
-        states = both(comms, lambda i, comm: pccl.sync(models[i], comm=comm))
+        states = results(comms, lambda i, comm: pccl.sync(models[i], comm=comm))
         for state, given in zip(states, models, strict=True):
             assert state["model"] is given["model"] and state["step"] == 7
             same(state["model"].weight.detach(), wanted)
@@ -264,7 +255,7 @@ def diloco() -> None:
         for _ in range(2):
             torch.manual_seed(1)
             nets.append(torch.nn.Linear(3, 2).to(device))
-        return both(comms, call)
+        return results(comms, call)
 
     with pair() as comms:
         for options in ({}, {"quantize": "int8"}, {"mode": "async"}, {"mode": "streaming"}):
@@ -280,7 +271,7 @@ def ddp_hook() -> None:
     from pccl.adapters.torch import DDPState, ddp_hook
 
     load_device()
-    with local.members(2) as comms:
+    with members(2) as comms:
         state = [DDPState(comm) for comm in comms]
         trees = [{"parameters 0": there(torch.full((9,), float(i)))} for i in range(2)]
 
@@ -304,7 +295,7 @@ def ddp_hook() -> None:
 
         buckets: list[Any] = [Bucket(rank) for rank in range(2)]
         for _ in range(2):  # the first step is reduced as a whole
-            for made in both(comms, lambda i, _: ddp_hook(state[i], buckets[i]).wait()):
+            for made in results(comms, lambda i, _: ddp_hook(state[i], buckets[i]).wait()):
                 same(made, torch.full((9,), 0.5))
 
 
