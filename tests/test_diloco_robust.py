@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from diloco_run import Peers, asked, go, less, made, make, outer_step, shown, tell, trained
+from diloco_run import Peers, go, less, made, make, outer_step, shown, tell, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -21,6 +21,7 @@ import pccl
 from pccl import diloco
 from pccl.diloco import Robust, Sparse
 from pccl.training.diloco import robust, sparse
+from pccl.training.diloco.options import Options, Plan
 from pccl.training.diloco.sparse import Sparsifier
 
 # ---- the mean ------------------------------------------------------------------------------------
@@ -236,6 +237,13 @@ def test_what_makes_no_sense_is_refused() -> None:
             diloco.DiLoCo(model, sync_every=4, join=False, **given_)
 
 
+def test_members_with_another_rule_have_other_settings() -> None:
+    clip, trimmed = (
+        str(Plan.of(Options(sync_every=4, robust=how), ["w"], [10])) for how in ("clip", "trimmed")
+    )
+    assert clip != trimmed and "trimmed (trim=0.125" in trimmed
+
+
 # ---- runs ----------------------------------------------------------------------------------------
 
 
@@ -319,14 +327,3 @@ def test_newcomers_and_losses_with_bounded_influence(run: Run, mode: str, how: s
     logs = [peer.expect("went", 60)["log"] for peer in (*peers[:2], *late)]
     assert len({log[-1]["outer"] for log in logs}) == 1
     assert logs[0][-1]["size"] == 4
-
-
-def test_a_peer_with_another_rule_is_refused(run: Run) -> None:
-    peers = Peers(run.peers(1, member.serve))
-    make(peers, seed=0, sync_every=4, robust="clip")
-    made(peers)
-    other = Peers([run.peer(member.serve)])
-    tell(other, partial(member.make_what_is_refused, 1, sync_every=4, robust="trimmed"))
-    asked(other[0])
-    go(peers, 2)
-    assert "trimmed (trim=0.125" in other[0].expect("refused", 60)["text"]

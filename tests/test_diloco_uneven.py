@@ -32,6 +32,7 @@ from workers import Run, running
 
 import pccl
 from pccl import diloco
+from pccl.training.diloco.options import Options, Plan
 
 # Seconds of an inner step, and how many of them end nearest to 12 seconds, at most 8.
 PACES, STEPS = (1.0, 2.0, 5.0), (8, 6, 2)
@@ -206,6 +207,11 @@ def test_what_makes_no_sense_is_refused() -> None:
             diloco.DiLoCo(model, sync_every=4, round_seconds=seconds, join=False)
 
 
+def test_members_with_another_time_have_other_settings() -> None:
+    plan = Plan.of(Options(sync_every=8, round_seconds=13), ["w"], [10])
+    assert "round_seconds=13" in str(plan)
+
+
 def test_a_rank_of_a_replica_is_refused(run: Run) -> None:
     peers = Peers(
         [
@@ -219,13 +225,3 @@ def test_a_rank_of_a_replica_is_refused(run: Run) -> None:
         tell([peer], partial(member.make_what_is_refused, number, **TIMED))
     for peer in peers:
         assert "not for ranks of a replica" in peer.expect("refused", 60)["text"]
-
-
-def test_a_peer_with_another_time_is_refused(run: Run) -> None:
-    peers = Peers(run.peers(1, member.serve))
-    paced(peers, PACES[:1])
-    other = Peers([run.peer(member.serve)])
-    tell(other, partial(member.make_what_is_refused, 1, sync_every=8, round_seconds=13))
-    asked(other[0])
-    go(peers, 2)
-    assert "round_seconds=13" in other[0].expect("refused", 60)["text"]

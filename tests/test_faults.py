@@ -188,7 +188,12 @@ def test_garbage_and_idle_connections_disturb_nobody(run: Run) -> None:
         stranger.close()
 
 
-@pytest.mark.parametrize("call", sorted(faults.ALONE | faults.WITH_A_PARTNER))
+@pytest.mark.parametrize(
+    ("transport", "call"),
+    [("tcp", call) for call in sorted(faults.ALONE)]
+    + [(how, call) for how in ("shm", "tcp") for call in sorted(faults.WITH_A_PARTNER)],
+    indirect=["transport"],
+)
 @pytest.mark.env(**FAST)
 def test_ctrl_c_ends_every_blocking_call_within_a_second(run: Run, call: str) -> None:
     needs_partner = call in faults.WITH_A_PARTNER

@@ -334,7 +334,7 @@ def interrupt_the_multi_call() -> None:
 
     if order == "call":
         descriptors = [
-            pccl.ReduceOpDescriptor.from_numpy(send, out, float_sum(1000, tag))
+            pccl.ReduceOpDescriptor.from_numpy(send, out, float_sum(tag))
             for tag, out in enumerate(outs)
         ]
         say_when_calling(comm, len(outs))

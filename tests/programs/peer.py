@@ -60,10 +60,10 @@ def expected(info: pccl.ReduceInfo) -> int:
     return sum(value(peer) for peer in info.contributors)
 
 
-def float_sum(count: int, tag: int) -> pccl.ReduceDescriptor:
-    """Describes a plain sum of so many float32."""
+def float_sum(tag: int) -> pccl.ReduceDescriptor:
+    """Describes a plain sum of 1000 float32."""
     return pccl.ReduceDescriptor(
-        count=count,
+        count=1000,
         op=pccl.ReduceOp.SUM,
         tag=tag,
         operand_descriptor=pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT),
