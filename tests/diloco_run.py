@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from programs import diloco_member as member
 from programs.diloco_member import SHAPES, Model, fresh, train
-from workers import Program, Worker, wait_until_asleep
+from workers import ESTABLISHED, Program, Worker, eventually, sockets, wait_until_asleep
 
 Answer = dict[str, Any]
 
@@ -88,26 +84,11 @@ def shown(peers: Sequence[Worker]) -> Model:
     return {name: np.array(answers[0][name], np.float32) for name in SHAPES}
 
 
-def connections(pid: int) -> int:
-    """How many TCP connections a process has."""
-    sockets = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(OSError):
-            sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    lines = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    ]
-    return sum(words[3] == "01" and f"socket:[{words[9]}]" in sockets for words in lines)
-
-
 def asked(worker: Worker) -> None:
     """Returns when a newcomer waits to be let in: it has a link to a member and sleeps."""
-    deadline = time.monotonic() + 60
-    while connections(worker.pid) < 2:  # to the master, and to a member
-        assert time.monotonic() < deadline, worker.stderr()
-        time.sleep(0.01)
+    eventually(  # connections to the master, and to a member
+        lambda: len(sockets(worker.pid, ESTABLISHED)) >= 2, seconds=60, said=worker.stderr
+    )
     wait_until_asleep(worker)
 
 

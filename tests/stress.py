@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import queue
 import random
 import signal
@@ -44,7 +43,7 @@ from typing import Any
 
 import numpy as np
 from programs.stress import be_peer
-from workers import Masters, Run, Worker, masters, running
+from workers import LISTENING, Masters, Run, Worker, masters, running, sockets
 
 from pccl.tools.status import ask_any
 
@@ -97,20 +96,10 @@ class Process(Worker):
 
     def listening_ports(self) -> list[int]:
         """Where it accepts connections."""
-        sockets = set()
         try:
-            for name in os.listdir(f"/proc/{self.pid}/fd"):
-                target = os.readlink(f"/proc/{self.pid}/fd/{name}")
-                if target.startswith("socket:["):
-                    sockets.add(target[8:-1])
+            return sockets(self.pid, LISTENING)
         except OSError:
             return []  # it is gone
-        ports = []
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in sockets:  # listens
-                ports.append(int(words[1].rpartition(":")[2], 16))
-        return ports
 
 
 class ViolationError(Exception):

@@ -14,13 +14,14 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tlsruns import served
 
 import pccl
 from pccl import master
@@ -241,26 +242,12 @@ def test_a_secret_that_another_user_keeps_is_named(
     assert "Permission denied; give the path" in sentence("master", "--secret-file", "secret")
 
 
-@contextmanager
-def a_web_server() -> Iterator[str]:
-    """A program that is no master, and answers so; where it listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def answer_as_a_web_server(connection: socket.socket) -> None:
+    connection.recv(1)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4)
 
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    with connection:
-                        connection.recv(1)
-                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
+a_web_server = partial(served, answer_as_a_web_server)  # no master
 
 
 @contextmanager

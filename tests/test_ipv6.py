@@ -10,7 +10,7 @@ from typing import Any
 
 import namespaces
 import pytest
-from programs import idle, ipv6
+from programs import doctor, idle, ipv6
 from workers import Worker
 
 import pccl
@@ -36,9 +36,9 @@ def reduce_once_more(peers: Sequence[Worker]) -> None:
         peer.expect("again", 60)
 
 
-def all_is_well(doctor: Worker, reached: int) -> dict[str, Any]:
+def all_is_well(asked: Worker, reached: int) -> dict[str, Any]:
     """The checks of a doctor that reached so many peers both ways."""
-    found = doctor.expect("doctor", 60)
+    found = asked.expect("doctor", 60)
     assert found["status"] == 0, found
     checks = {check["name"]: check for check in json.loads(found["screen"])["checks"]}
     assert f" {reached} both ways" in checks["peers"]["text"], checks
@@ -59,9 +59,8 @@ def test_a_run_on_loopback(listen: str, secret: str | None) -> None:
         try:
             for peer in workers:
                 peer.expect("reduced", 60)
-            doctor = Worker(ipv6.doctor, PCCL_MASTER=f"[::1]:{port}", **env)
-            workers.append(doctor)
-            assert "::1, port" in all_is_well(doctor, 2)["from outside"]["text"]
+            workers.append(Worker(doctor.look, PCCL_MASTER=f"[::1]:{port}", **env))
+            assert "::1, port" in all_is_well(workers[-1], 2)["from outside"]["text"]
             reduce_once_more(workers[:2])
         finally:
             for worker in workers:
@@ -79,7 +78,7 @@ def test_a_run_between_hosts_that_have_nothing_else(secret: str | None) -> None:
         peers = [run.peer(ipv6.reduce, host) for host in hosts]
         for peer in peers:
             peer.expect("reduced", 60)
-        checks = all_is_well(run.peer(ipv6.doctor, hosts[2]), 3)
+        checks = all_is_well(run.peer(doctor.look, hosts[2]), 3)
         assert hosts[2].address in checks["from outside"]["text"]
         reduce_once_more(peers)
 
@@ -110,8 +109,8 @@ def test_a_run_between_hosts_of_which_some_have_the_one_and_some_the_other(
             peer.expect("reduced", 60)
         for host, version in zip(hosts, versions, strict=True):
             if len(version) == 1:
-                doctor = run.peer(ipv6.doctor, host, PCCL_MASTER=masters[version])
-                all_is_well(doctor, sum(version in other for other in versions))
+                asked = run.peer(doctor.look, host, PCCL_MASTER=masters[version])
+                all_is_well(asked, sum(version in other for other in versions))
         reduce_once_more(peers)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import clibrary
 import pytest
 from programs import master_lists, several_masters
-from workers import FAST, Masters, Worker, eventually, masters, wait_for_line
+from workers import FAST, Masters, Worker, eventually, free_ports, masters, wait_for_line
 
 from pccl import _core, _masters
 from pccl.errors import InvalidArgument, PCCLError
@@ -54,12 +53,6 @@ def trained(peers: list[Worker]) -> list[int]:
     for peer in peers:
         peer.tell(1)
     return [peer.expect("step", 60)["size"] for peer in peers]
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in made]
 
 
 # ---- the explicit API and the C API

@@ -15,8 +15,8 @@ from typing import Any
 import namespaces
 import nat
 import pytest
-from programs import nat_peers
-from workers import Worker
+from programs import doctor, nat_peers
+from workers import Worker, eventually
 
 pytestmark = [
     pytest.mark.root,
@@ -206,11 +206,8 @@ def test_the_master_says_how_much_has_gone_through_it() -> None:
             assert peer.ends(60) == 0, peer.stderr()
         # Each sends as much as the whole array (docs/guide/cloud-and-home.md), in frames.
         array = 8 * count
-        deadline = time.monotonic() + 30
-        while (said := relayed_bytes(run.master)) < 2 * array:
-            assert time.monotonic() < deadline, run.master.stderr()
-            threading.Event().wait(0.05)
-        assert said < 3 * array
+        eventually(lambda: relayed_bytes(run.master) >= 2 * array, said=run.master.stderr)
+        assert relayed_bytes(run.master) < 3 * array
 
 
 def relayed_bytes(master: Worker) -> int:
@@ -223,7 +220,7 @@ def ask_the_doctor(
     run: namespaces.HostsRun, host: namespaces.Host, **env: str
 ) -> tuple[int, dict[str, dict[str, str]]]:
     """Its exit status, and its checks by name."""
-    found = run.peer(nat_peers.ask_the_doctor, host, **env).expect("doctor")
+    found = run.peer(doctor.look, host, **env).expect("doctor")
     return found["status"], {
         check["name"]: check for check in json.loads(found["screen"])["checks"]
     }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from functools import partial
 
 import pytest
 from programs import optimize
-from workers import Run, Worker
+from workers import Run, Worker, eventually, wait_for_line
 
 import pccl
 from pccl import _testing
@@ -113,10 +112,7 @@ def test_a_peer_killed_while_it_measures_delays_nobody(run: Run) -> None:
 def wait_until_it_sends(worker: Worker) -> None:
     """Returns when it has worked for 50 ms more: to send all that its links take does that."""
     begun = worker.cpu_seconds()
-    deadline = time.monotonic() + 60
-    while worker.cpu_seconds() < begun + 0.05:
-        assert time.monotonic() < deadline, worker.stderr()
-        time.sleep(0.01)
+    eventually(lambda: worker.cpu_seconds() >= begun + 0.05, seconds=60, said=worker.stderr)
 
 
 @pytest.mark.parametrize("when", ["timeout", "interrupt"])
@@ -145,10 +141,7 @@ def test_members_that_measure_by_themselves_survive_what_happens_to_one(
     run: Run, what: str
 ) -> None:
     peers = run.peers(3, optimize.admit_twice)
-    deadline = time.monotonic() + 60
-    while "so the links are measured" not in run.master.stderr():
-        assert time.monotonic() < deadline, run.master.stderr()
-        time.sleep(0.01)  # until all are in admit
+    wait_for_line(run.master, "so the links are measured")  # all are in admit
     if what == "kill":
         peers.pop().signal(signal.SIGKILL)
         first = ["done", "done"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from typing import Any
 
 import namespaces
@@ -12,7 +11,7 @@ import nat
 import pytest
 from programs import nat_peers
 from test_nat import SETTINGS, connections, reduce_once_more, start
-from workers import Worker
+from workers import Worker, eventually
 
 pytestmark = [
     pytest.mark.root,
@@ -122,10 +121,7 @@ def test_a_frozen_one_is_put_out_and_the_others_go_on() -> None:
             answer = worker.expect("reduced", 60)
             assert answer["right"] and answer["size"] == 2
         # No connection is left to the kernel of the frozen one.
-        deadline = time.monotonic() + 30
-        while connected(hosts[-1], frozen) > 0:
-            assert time.monotonic() < deadline, connections(hosts[-1])
-            time.sleep(0.02)
+        eventually(lambda: connected(hosts[-1], frozen) == 0, said=lambda: connections(hosts[-1]))
         all_do(500_000, [workers[0], workers[2]], "reduced")
 
 

@@ -12,7 +12,7 @@ from liars import Liar
 from namespaces import Host, Lab, at, ip
 from namespaces import worker as worker_on
 from programs import master, several_masters
-from workers import FAST, Program, Worker, eventually, masters, wait_for_line
+from workers import FAST, Program, Worker, eventually, free_ports, masters, wait_for_line
 
 from pccl import _core
 from pccl.master import make_secret
@@ -246,14 +246,6 @@ def test_a_peer_with_another_secret_is_told() -> None:
         (odd,) = run.peers(1, several_masters.join_and_fail, PCCL_SECRET=make_secret())
         failed = odd.expect("failed", 60)
         assert failed["kind"] == "AuthenticationFailed", failed
-
-
-def free_ports(count: int) -> list[int]:
-    with_sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [made.getsockname()[1] for made in with_sockets]
-    for made in with_sockets:
-        made.close()
-    return ports
 
 
 def test_a_run_without_a_machine_of_its_own_survives_the_peer_that_has_the_master() -> None:

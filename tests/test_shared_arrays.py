@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 
 import numpy as np
 import pytest
 from programs import shared_arrays
-from workers import command
+from workers import command, eventually
 
 import pccl
 
@@ -121,9 +120,7 @@ def test_what_is_dropped_is_let_go_everywhere(run):
             peer.tell("count")
         return [peer.expect("count")["mappings"] for peer in peers]
 
-    # The variables of the last order hold a few; what they hold is replaced, so this is level.
-    level = None
-    for turn in range(7):
+    def reduce_and_forget():
         for peer in peers:
             peer.tell([["shared"], 50_000])
         for peer in peers:
@@ -131,15 +128,15 @@ def test_what_is_dropped_is_let_go_everywhere(run):
         for peer in peers:
             peer.tell("forget")
             peer.expect("forgotten")
-        if turn == 0:
-            continue
+
+    # The variables of the last order hold a few; what they hold is replaced, so this is level.
+    for _ in range(2):
+        reduce_and_forget()
+    level = max(counts())
+    for _ in range(5):
+        reduce_and_forget()
         # Others are told at the next tick.
-        now = counts()
-        deadline = time.monotonic() + 20
-        while level is not None and max(now) > max(level):
-            assert time.monotonic() < deadline, (level, now)
-            now = counts()
-        level = level or now
+        eventually(lambda: max(counts()) <= level, said=lambda: (level, counts()))
 
 
 @pytest.mark.shared_memory

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from programs import shm
-from workers import Run, Worker, running
+from workers import Run, Worker, eventually, running
 
 pytestmark = pytest.mark.shared_memory
 
@@ -42,14 +42,13 @@ def join(run: Run, members: list[Worker]) -> Worker:
     late = run.peer(shm.reduce_as_told, WARM_UP="0")
     late.expect("in")
     late.tell(MANY)  # it waits in there
-    deadline = time.monotonic() + 30
-    admitted = False
-    while not admitted:
-        assert time.monotonic() < deadline
+
+    def admitted() -> bool:
         for peer in members:
             peer.tell("admit")
-        answers = [peer.expect("admitted") for peer in members]
-        admitted = answers[0]["some"]
+        return bool([peer.expect("admitted")["some"] for peer in members][0])
+
+    eventually(admitted)
     for peer in members:
         peer.tell(MANY)
     assert all(peer.expect("done", 60)["ok"] for peer in [*members, late])

@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 import pytest
 import statuses
 from programs import idle
-from workers import Run, Worker
+from workers import Run, Worker, eventually
 
 from pccl.tools import top
 from pccl.tools.status import read
@@ -333,10 +333,10 @@ def test_a_real_master_serves_its_run(run: Run) -> None:
         peers = [run.peer(idle.wait_inside, PCCL_MASTER=address, PCCL_MIN_PEERS="2") for _ in "ab"]
         for peer in peers:
             peer.expect("in")
-        deadline = time.monotonic() + 60
-        while sum(len(g["members"]) for g in fetched(page + "status.json")["groups"]) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(
+            lambda: sum(len(g["members"]) for g in fetched(page + "status.json")["groups"]) >= 2,
+            seconds=60,
+        )
         found = fetched(page + "page.json")
         assert found["troubles"] == [] and found["status"]["encrypted"] is False
 

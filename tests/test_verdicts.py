@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import Any
 
 import pytest
 from programs import verdicts
-from workers import Run, Worker, wait_until_asleep
+from workers import Run, Worker, eventually, wait_for_line, wait_until_asleep
 
 CALLS = [
     "allgather",
@@ -41,10 +40,8 @@ def kill(run: Run, peer: Worker, count: int) -> None:
     """Returns when the master has put `count` peers out."""
     peer.signal(signal.SIGKILL)
     peer.ends()
-    deadline = time.monotonic() + 60
-    while run.master.stderr().count(" is out: ") < count:
-        assert time.monotonic() < deadline, run.master.stderr()
-        time.sleep(0.01)
+    said = run.master.stderr
+    eventually(lambda: said().count(" is out: ") >= count, seconds=60, said=said)
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -166,10 +163,8 @@ def test_a_late_member_meets_the_call_that_runs_again(run: Run, call: str) -> No
 def test_a_founder_that_wakes_after_a_loss_begins_where_the_others_do(run: Run) -> None:
     """It was frozen while `init` ended, and a founder was lost meanwhile."""
     a, frozen = run.peer(verdicts.found), run.peer(verdicts.found)
-    deadline = time.monotonic() + 60
-    while not all(" more peer" in peer.stderr() for peer in (a, frozen)):
-        assert time.monotonic() < deadline, frozen.stderr()  # both have joined
-        time.sleep(0.01)
+    for peer in (a, frozen):
+        wait_for_line(peer, " more peer")  # it has joined
     frozen.signal(signal.SIGSTOP)
     c = run.peer(verdicts.found)
     first = a.expect("in")

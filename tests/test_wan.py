@@ -16,7 +16,7 @@ import lab
 import pytest
 from lab import Host, Lab, Stats
 from programs import wan
-from workers import command
+from workers import command, eventually
 
 BENCHMARKS = Path(lab.FOLDER)
 PRESETS = list(lab.PRESETS)
@@ -197,9 +197,7 @@ def test_nothing_is_left_after_a_failure_in_the_body() -> None:
         1 / 0  # noqa: B018
     assert not names & namespaces()
     assert child.poll() is not None and relay.poll() == 0
-    deadline = time.monotonic() + 10  # until a killed process is gone
-    while is_running(grandchild):
-        assert time.monotonic() < deadline
+    eventually(lambda: not is_running(grandchild))  # it was killed
     assert world.last_stats is not None
     child.stdout.close()
 
@@ -222,9 +220,7 @@ def test_the_next_lab_removes_what_a_killed_one_left() -> None:
     assert set(names) <= namespaces()
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30
-    while is_running(int(relay)):  # its input ended
-        assert time.monotonic() < deadline
+    eventually(lambda: not is_running(int(relay)))  # its input ended
     with Lab([Host()] * 2):
         assert not set(names) & namespaces()
 

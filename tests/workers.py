@@ -7,13 +7,14 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -261,13 +262,46 @@ def wait_for_line(worker: Worker, pattern: str) -> str:
         time.sleep(0.02)
 
 
-def eventually(look: Callable[[], Any], *, seconds: float = 30) -> Any:
-    """What `look` returns, as soon as it is true."""
+def eventually(
+    look: Callable[[], Any],
+    *,
+    seconds: float = 30,
+    said: Callable[[], object] = lambda: "it did not come about",
+) -> Any:
+    """What `look` returns, as soon as it is true. `said`: what explains that it does not."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, said()
         threading.Event().wait(0.05)
     return found
+
+
+LISTENING, ESTABLISHED = "0A", "01"  # states in /proc/net/tcp
+
+
+def sockets(pid: int, state: str) -> list[int]:
+    """The local ports of a process's TCP sockets in that state."""
+    held = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            held.add(os.readlink(descriptor))
+    rows = [
+        row.split()
+        for table in ("tcp", "tcp6")
+        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [
+        int(row[1].rpartition(":")[2], 16)
+        for row in rows
+        if row[3] == state and f"socket:[{row[9]}]" in held
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports where nobody listens."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in made]
 
 
 def wait_until_asleep(worker: Worker) -> None:

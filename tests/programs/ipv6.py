@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pccl
@@ -26,13 +25,6 @@ def reduce() -> None:
     for _ in sys.stdin:
         _reduce(100_000, world)
         say(event="again")
-
-
-def doctor() -> None:
-    """Says what `pccl doctor` says here."""
-    command = [sys.executable, "-m", "pccl", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    say(event="doctor", status=done.returncode, screen=done.stdout or done.stderr)
 
 
 def serve_with_secret(listen: str) -> None:

@@ -82,14 +82,6 @@ def reduce_once(count: int) -> None:
     pccl.shutdown()
 
 
-def ask_the_doctor() -> None:
-    import subprocess
-
-    command = [sys.executable, "-m", "pccl", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    say(event="doctor", status=done.returncode, screen=done.stdout or done.stderr)
-
-
 def wait() -> None:
     start(min_peers=1)
     pccl.barrier()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import resource
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 import tlspeer
 from programs import attacked
 from reports import JOIN, control
-from workers import Run, Worker, running
+from workers import LISTENING, Run, Worker, eventually, running, sockets
 
 from pccl import _testing
 
@@ -41,18 +39,8 @@ def memory_mib(pid: int, field: str = "VmHWM") -> float:
 
 def listening_port(pid: int) -> int:
     """The one TCP port that the process listens at."""
-    sockets = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            sockets.add(os.readlink(descriptor))
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                ports.add(int(fields[1].rpartition(":")[2], 16))
-    assert len(ports) == 1, ports
-    return ports.pop()
+    (port,) = set(sockets(pid, LISTENING))
+    return port
 
 
 class Training:
@@ -104,10 +92,9 @@ class Training:
     def goes_on(self) -> None:
         """The run makes steps, all processes live, all sums are right, and memory is bounded."""
         before = self.steps()
-        until = time.monotonic() + 60
-        while self.steps() < before + 3:
-            assert time.monotonic() < until, "the run has stopped"
-            time.sleep(0.01)
+        eventually(
+            lambda: self.steps() >= before + 3, seconds=60, said=lambda: "the run has stopped"
+        )
         for worker in self.processes():
             assert worker.process.poll() is None, worker.stderr()
             more = memory_mib(worker.pid) - self.before[worker.pid]

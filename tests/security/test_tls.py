@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 
 import pytest
 import tlspeer
-from tlsruns import JOIN, OTHER, SECRET, connect, needs_openssl, refused, served
+from tlsruns import JOIN, OTHER, SECRET, connect, impostor, joining, needs_openssl, refused, served
 
 import pccl
 from pccl import _testing
@@ -83,15 +83,9 @@ def test_a_peer_with_a_secret_never_talks_to_a_master_without_one() -> None:
     ids=["certificate", "both", "wrong-key", "link-key", "tls-1.2", "other-suite", "other-group"],
 )
 def test_an_impostor_master_gets_nothing(options: dict[str, object]) -> None:
-    got = []
-
-    def serve(sock: socket.socket) -> None:
-        end = tlspeer.End(sock, client=False, **options)  # type: ignore[arg-type]
-        got.append((end.shake(), end.read()))
-        end.free()
-
-    with served(serve) as impostor:
-        refused(impostor, SECRET)
+    got: list[tuple[bool, bytes]] = []
+    with served(impostor(got, **options)) as address:
+        refused(address, SECRET)
     assert got == [(False, b"")]
 
 
@@ -304,15 +298,9 @@ def test_a_member_that_is_back_at_the_master_hears_of_newcomers_that_came_meanwh
         with served(wire) as way, served(newcomers) as other_way, pccl.Communicator(way) as comm:
             wire.cut()
             with closing(pccl.Communicator(other_way)) as other:
-                joining = threading.Thread(target=other.connect, daemon=True)
-                joining.start()
-                assert newcomers.answered.wait(10)  # the master knows it, and told the members
-                wire.mend()
-                deadline = time.monotonic() + 30
-                while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-                    assert time.monotonic() < deadline
-                    comm.update_topology(timeout=30)
-                joining.join(30)
+                with joining(other, comm):
+                    assert newcomers.answered.wait(10)  # the master knows it, and told the members
+                    wire.mend()
 
 
 @needs_openssl

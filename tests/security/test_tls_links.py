@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import threading
-import time
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tlspeer
 from members import each, members
 from programs import attacked
-from tlsruns import JOIN, OTHER, SECRET, connect, needs_openssl, served
-from workers import complaints, running
+from tlsruns import JOIN, OTHER, SECRET, connect, impostor, joining, needs_openssl, served
+from workers import LISTENING, complaints, running, sockets
 
 import pccl
 
@@ -38,28 +35,20 @@ import pccl
 def test_an_impostor_where_a_peer_should_listen_gets_nothing(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got = []
-
-    def serve(sock: socket.socket) -> None:
-        end = tlspeer.End(sock, client=False, **options)  # type: ignore[arg-type]
-        got.append((end.shake(), end.read()))
-        end.free()
-
+    got: list[tuple[bool, bytes]] = []
     # At the address that others try first; the peer itself is at another one, same port.
     monkeypatch.setenv("PCCL_BIND", "127.0.0.2")
     monkeypatch.setenv("PCCL_SHM", "0")
-    with served(serve) as impostor, pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
-        monkeypatch.setenv("PCCL_PORT", impostor.rpartition(":")[2])
+    with (
+        served(impostor(got, **options)) as address,
+        pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node,
+    ):
+        monkeypatch.setenv("PCCL_PORT", address.rpartition(":")[2])
         with pccl.Communicator(node.address, secret=SECRET) as old:
             monkeypatch.delenv("PCCL_PORT")
             with closing(pccl.Communicator(node.address, secret=SECRET)) as new:
-                joining = threading.Thread(target=new.connect, daemon=True)
-                joining.start()
-                until = time.monotonic() + 60
-                while old.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-                    assert time.monotonic() < until
-                    old.update_topology(timeout=60)
-                joining.join(60)
+                with joining(new, old):
+                    pass
                 results = each([old, new], lambda rank, comm: pccl.allreduce(rank + 1, comm=comm))
                 assert results == [3, 3]
     assert got and set(got) == {(False, b"")}
@@ -70,36 +59,14 @@ def run_id(address: str) -> int:
         return tlspeer.run_id(sock, SECRET)
 
 
-def listening_port(before: set[int]) -> int:
-    """The one port that this process listens on now and did not before."""
-    (port,) = listening() - before
-    return port
-
-
-def listening() -> set[int]:
-    rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    rows += [row.split() for row in Path("/proc/self/net/tcp6").read_text().splitlines()[1:]]
-    own = set()
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            own.add(os.readlink(entry))
-        except OSError:
-            continue
-    return {
-        int(row[1].rpartition(":")[2], 16)
-        for row in rows
-        if row[3] == "0A" and f"socket:[{row[9]}]" in own
-    }
-
-
 @needs_openssl
 def test_a_link_takes_the_key_of_this_run_and_this_peer_alone() -> None:
     with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
-        before = listening()
+        before = sockets(os.getpid(), LISTENING)
         with pccl.Communicator(node.address, secret=SECRET) as comm:
             assert comm._engine is not None
             me = bytes.fromhex(comm._engine.peer_id())
-            port = listening_port(before)
+            (port,) = set(sockets(os.getpid(), LISTENING)) - set(before)
             run = run_id(node.address)
             somebody = bytes(range(16))
             right = tlspeer.link_key(SECRET, run, me)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 import tlspeer
@@ -53,6 +54,30 @@ def served(serve: Callable[[socket.socket], None]) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
+
+
+def impostor(got: list[tuple[bool, bytes]], **options: Any) -> Callable[[socket.socket], None]:
+    """Shakes hands as a server with these options. `got`: whether it could, and what it read."""
+
+    def serve(sock: socket.socket) -> None:
+        end = tlspeer.End(sock, client=False, **options)
+        got.append((end.shake(), end.read()))
+        end.free()
+
+    return serve
+
+
+@contextmanager
+def joining(newcomer: pccl.Communicator, member: pccl.Communicator) -> Iterator[None]:
+    """The newcomer connects, in a thread; the member lets it in when the body is over."""
+    thread = threading.Thread(target=newcomer.connect, daemon=True)
+    thread.start()
+    yield
+    deadline = time.monotonic() + 60
+    while member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+        assert time.monotonic() < deadline
+        member.update_topology(timeout=60)
+    thread.join(60)
 
 
 def refused(to: str, secret: str | None) -> pccl.AuthenticationFailed:
