@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from programs import jax_peer
+from programs import jax_jit, jax_peer
 from workers import Program, Run, Worker, running
 
 DEVICES = 4
@@ -48,6 +49,18 @@ def answer(worker: Worker, timeout: float = 30) -> Any:
     told = worker.next(timeout)
     assert told["event"] == "answer", f"{told['answer']}\n{worker.stderr()}"
     return told["answer"]
+
+
+def lose_one(peers: Peers, program: Program) -> tuple[int, list[Any]]:
+    """Kills a member while the others are in `program`: its rank, and what they answer."""
+    victim = peers.workers.pop(0)
+    victim.call(jax_jit.reduce_once)
+    peers.tell(program)
+    gone = answer(victim)
+    for worker in peers.workers:
+        worker.expect("calling")
+    victim.signal(signal.SIGKILL)
+    return int(gone), peers.answers()
 
 
 @contextmanager

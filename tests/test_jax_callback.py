@@ -5,14 +5,13 @@ All run with programs for CPU devices that call back, too. `pytest -m gpu` runs 
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from jaxpeers import Peers, answer, jax_peers, needs_jax
+from jaxpeers import Peers, jax_peers, lose_one, needs_jax
 from programs import jax_callback, jax_jit
 
 pytestmark = needs_jax
@@ -114,13 +113,8 @@ def test_a_program_for_several_devices_is_refused_by_name(peers: Peers, platform
 def test_survivors_finish_a_callback_when_a_member_is_killed(platform: str) -> None:
     with jax_peers(3, **environment(platform)) as three:
         ready(three, platform)
-        victim = three.workers.pop(0)
-        victim.call(jax_jit.reduce_once)
-        three.tell(jax_jit.survivors_finish_a_compiled_call_when_a_member_is_killed)
-        gone = answer(victim)
-        for worker in three.workers:
-            worker.expect("calling")
-        victim.signal(signal.SIGKILL)
-        told = three.answers()
+        gone, told = lose_one(
+            three, jax_jit.survivors_finish_a_compiled_call_when_a_member_is_killed
+        )
         assert sorted(rank for rank, _, _ in told) == sorted({0, 1, 2} - {gone})
         assert {total for _, total, _ in told} == {3.0 - gone} and {n for *_, n in told} == {2.0}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from jaxpeers import Peers, answer, jax_peers, needs_jax
+from jaxpeers import Peers, jax_peers, lose_one, needs_jax
 from programs import jax_jit
 
 pytestmark = needs_jax
@@ -172,14 +171,9 @@ def test_a_program_compiled_before_goes_on_after_a_new_init() -> None:
 
 def test_survivors_finish_a_compiled_call_when_a_member_is_killed() -> None:
     with jax_peers(3) as three:
-        victim = three.workers.pop(0)
-        victim.call(jax_jit.reduce_once)
-        three.tell(jax_jit.survivors_finish_a_compiled_call_when_a_member_is_killed)
-        gone = answer(victim)
-        for worker in three.workers:
-            worker.expect("calling")
-        victim.signal(signal.SIGKILL)
-        told = three.answers()
+        gone, told = lose_one(
+            three, jax_jit.survivors_finish_a_compiled_call_when_a_member_is_killed
+        )
         assert sorted(rank for rank, _, _ in told) == sorted({0, 1, 2} - {gone})
         assert {total for _, total, _ in told} == {3.0 - gone} and {n for *_, n in told} == {2.0}
 

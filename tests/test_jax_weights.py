@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from jaxpeers import Peers, answer, jax_peers, needs_jax
-from programs import jax_jit, jax_weights
+from jaxpeers import Peers, jax_peers, lose_one, needs_jax
+from programs import jax_weights
 from workers import Program
 
 pytestmark = needs_jax
@@ -171,16 +170,11 @@ def test_alone_the_mean_is_the_input_exactly() -> None:
 
 def test_survivors_of_a_killed_member_get_their_own_weighted_mean() -> None:
     with jax_peers(3) as three:
-        victim = three.workers.pop(0)
-        victim.call(jax_jit.reduce_once)
-        three.tell(jax_weights.survivors_of_a_killed_member_get_their_own_weighted_mean)
-        gone = answer(victim)
-        for worker in three.workers:
-            worker.expect("calling")
-        victim.signal(signal.SIGKILL)
+        gone, told = lose_one(
+            three, jax_weights.survivors_of_a_killed_member_get_their_own_weighted_mean
+        )
         left = [rank for rank in range(3) if rank != gone]
         mean = sum((rank + 1) * 10.0**rank for rank in left) / sum(rank + 1 for rank in left)
-        told = three.answers()
         assert sorted(rank for rank, _ in told) == left
         assert len({found for _, found in told}) == 1
         assert told[0][1] == pytest.approx(mean, rel=1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import pccl
+from programs import jax_jit
 from programs.jax_peer import jax, jnp, raised, same, typed
 
 # The decorators are JAX's, which is not typed here.
@@ -32,19 +33,7 @@ def the_program_calls_back() -> None:
 
 
 def a_tree_is_one_call() -> None:
-    rank = pccl.rank()
-
-    @jax.jit
-    def step(tree: Any) -> Any:
-        return pccl.allreduce(tree)
-
-    tree = {"w": jnp.full((3, 4), rank + 1.0), "n": [jnp.arange(5), jnp.bfloat16(rank)]}
-    for _ in range(3):
-        total = step(tree)
-        assert total["w"].devices() == tree["w"].devices()
-        same(total["w"], np.full((3, 4), 3.0))
-        same(total["n"][0], 2 * np.arange(5))
-        assert total["n"][1].dtype == "bfloat16" and float(total["n"][1]) == 1
+    jax_jit.run_a_step_of_a_tree()
 
 
 def many_calls_run_in_the_order_of_their_trace() -> None:

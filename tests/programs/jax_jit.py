@@ -45,7 +45,8 @@ SHARDINGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def a_tree_is_one_call_of_the_compiled_program() -> None:
+def run_a_step_of_a_tree() -> tuple[Any, Any]:
+    """Runs a compiled program that reduces a tree, which stays as it was; returns both."""
     rank = pccl.rank()
 
     @jax.jit
@@ -53,14 +54,20 @@ def a_tree_is_one_call_of_the_compiled_program() -> None:
         return pccl.allreduce(tree)
 
     tree = {"w": jnp.full((3, 4), rank + 1.0), "n": [jnp.arange(5), jnp.bfloat16(rank)]}
-    text = step.lower(tree).as_text()
-    assert text.count("custom_call @pccl_allreduce") == 1, text
     for _ in range(3):
         total = step(tree)
+        assert total["w"].devices() == tree["w"].devices()
         same(total["w"], np.full((3, 4), 3.0))
         same(total["n"][0], 2 * np.arange(5))
         assert total["n"][1].dtype == "bfloat16" and float(total["n"][1]) == 1
     same(tree["w"], np.full((3, 4), rank + 1.0))
+    return step, tree
+
+
+def a_tree_is_one_call_of_the_compiled_program() -> None:
+    step, tree = run_a_step_of_a_tree()
+    text = step.lower(tree).as_text()
+    assert text.count("custom_call @pccl_allreduce") == 1, text
 
 
 def a_compiled_call_gives_the_bytes_that_an_eager_one_gives(dtype: str, op: str) -> None:
