@@ -157,16 +157,13 @@ def join(
 
 def heartbeat(
     operations: int = 0,
-    reduced: int = 0,
-    sent: int = 0,
-    received: int = 0,
     draining: bool = False,
     quorum: int = 0,
     grace: float = 0.0,
 ) -> bytes:
     """`quorum`: in thousandths of the members. `grace`: in seconds."""
     patience = struct.pack("<HI", quorum, round(1000 * grace))
-    return u64(operations, reduced, sent, received) + bytes([draining]) + patience
+    return u64(operations, 0, 0, 0) + bytes([draining]) + patience
 
 
 def link_report(about: int, epoch: int, state: int = BROKEN) -> bytes:

@@ -113,10 +113,10 @@ def tell(peers: Sequence[Worker], *programs: Program) -> None:
             peer.call(program)
 
 
-def do(peers: Sequence[Worker], program: Program, timeout: float = 30.0) -> list[Answer]:
+def do(peers: Sequence[Worker], program: Program) -> list[Answer]:
     """Returns what each says of the same call."""
     tell(peers, program)
-    return [peer.next(timeout) for peer in peers]
+    return [peer.next() for peer in peers]
 
 
 def agreed(

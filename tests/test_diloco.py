@@ -154,6 +154,15 @@ def overlapped(every: int, overlap: int, rounds: int) -> tuple[Model, list[Model
     return theta, models
 
 
+def hold(peers: Peers, theta: Model, models: Sequence[Model]) -> None:
+    """Refuses other outer parameters, and other ones of each member's own."""
+    assert equal(shown(peers), theta)
+    tell(peers, member.show_own)
+    for peer, model in zip(peers, models, strict=True):
+        own = peer.expect("own")
+        assert equal({name: np.array(own[name], np.float32) for name in SHAPES}, model)
+
+
 @pytest.mark.parametrize("overlap", [1, 3, 7])
 def test_async_moves_to_the_mean_after_the_overlap_bit_for_bit(run: Run, overlap: int) -> None:
     peers = Peers(run.peers(2, member.serve))
@@ -161,11 +170,7 @@ def test_async_moves_to_the_mean_after_the_overlap_bit_for_bit(run: Run, overlap
     made(peers)
     go(peers, 3, inner=False)
     theta, models = overlapped(8, overlap, 3)
-    assert equal(shown(peers), theta)
-    tell(peers, member.show_own)
-    for peer, model in zip(peers, models, strict=True):
-        own = peer.expect("own")
-        assert equal({name: np.array(own[name], np.float32) for name in SHAPES}, model)
+    hold(peers, theta, models)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +186,7 @@ def test_fragments_go_in_turn_bit_for_bit(run: Run, overlap: int, mixing: float)
     made(peers)
     go(peers, 3, inner=False)
     theta, models = streamed(8, fragments, overlap, mixing, 24)
-    assert equal(shown(peers), theta)
-    tell(peers, member.show_own)
-    for peer, model in zip(peers, models, strict=True):
-        own = peer.expect("own")
-        assert equal({name: np.array(own[name], np.float32) for name in SHAPES}, model)
+    hold(peers, theta, models)
 
 
 @pytest.mark.parametrize("mode", MORE)

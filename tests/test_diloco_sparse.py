@@ -193,9 +193,11 @@ SPARSE = {"density": 1 / 8, "chunk": 64}
 HOW = Sparse(**SPARSE)  # type: ignore[arg-type]
 
 
-def rounds_of(members: Sequence[Sequence[int]], every: int, sparse: Sparse = HOW) -> Model:
-    """The outer parameters after these reductions, in one process. A member that is new in one
-    begins with nothing left over."""
+def rounds_of(members: Sequence[Sequence[int]]) -> Model:
+    """The outer parameters after these reductions of four steps each, in one process.
+
+    A member that is new in one begins with nothing left over.
+    """
     theta = fresh(0)
     kept: dict[int, Sparsifier] = {}
     for counted in members:
@@ -203,8 +205,8 @@ def rounds_of(members: Sequence[Sequence[int]], every: int, sparse: Sparse = HOW
             del kept[number]
         codes = []
         for number in counted:
-            made = kept.setdefault(number, Sparsifier(sparse, list(theta.values())))
-            gradients = less(theta, trained(theta, number, every))
+            made = kept.setdefault(number, Sparsifier(HOW, list(theta.values())))
+            gradients = less(theta, trained(theta, number, 4))
             codes.append(made.encode(list(gradients.values())))
         means = kept[counted[0]].mean(np.stack(codes), [1.0] * len(codes)).arrays
         for name, mean in zip(theta, means, strict=True):
@@ -219,7 +221,7 @@ def test_rounds_are_those_of_the_codes_bit_for_bit(run: Run, shm: str) -> None:
     make(peers, seed=0, sync_every=4, sparse=SPARSE)
     made(peers)
     go(peers, 5)
-    assert equal(shown(peers), rounds_of([[0, 1]] * 5, 4))
+    assert equal(shown(peers), rounds_of([[0, 1]] * 5))
 
 
 @pytest.mark.parametrize("mode", MORE)
@@ -240,7 +242,7 @@ def test_a_newcomer_and_a_loss_leave_all_with_the_same_bytes(run: Run, mode: str
         # In the first round with three the newcomer, which has the last rank, did not count.
         members = [[0, 1]] * (2 + len(logs[0]) - full + 1) + [[0, 1, 2]] * (full - 1)
         assert logs[0][-1]["round"] == len(members)
-        assert equal(shown(together), rounds_of(members, 4))
+        assert equal(shown(together), rounds_of(members))
     # One is killed in the middle of a round: the others go on with what they have left over.
     tell([peers[0]], partial(member.go, 3, die=2))
     left = [peers[1], *late]

@@ -63,16 +63,22 @@ def accepted(term: int, ordinal: int, what: bytes) -> bytes:
     return listed([u32(term) + u64(ordinal) + b"\0" + what])
 
 
+def promised(play: _testing.MasterPlay, numbers: Sequence[int], term: int) -> int:
+    """These promise, and have accepted nothing; the one that is asked sends its log: its number."""
+    for number in numbers:
+        play.says(number, PROMISE, listed([]), term=term)
+    (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
+    play.says(source, LOG_PART, log_part([], last=True), term=term)
+    return source
+
+
 def serving() -> _testing.MasterPlay:
     """A standby that has taken over from all three members."""
     play = standby()
     for number in (1, 2, 3):
         comes(play, number)
     assert asked(play) == dict.fromkeys((1, 2, 3), NEXT)
-    for number in (1, 2, 3):
-        play.says(number, PROMISE, listed([]), term=NEXT)
-    (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
-    play.says(source, LOG_PART, log_part([], last=True), term=NEXT)
+    promised(play, (1, 2, 3), NEXT)
     assert sorted(to for to, what, *_ in play.told() if what == "propose") == [1, 2, 3]
     for number in (1, 2):
         play.says(number, ACCEPT, u64(2), term=NEXT)
@@ -232,11 +238,7 @@ def test_a_false_later_epoch_of_one_member_is_not_taken_over(
     promises = asked(play)
     assert set(promises) == {1, 2, 3}
     (new,) = set(promises.values())
-    for number in (1, 2, 3):
-        play.says(number, PROMISE, listed([]), term=new)
-    (source,) = (to for to, what, *_ in play.told() if what == "request_log")
-    assert source in (1, 2)
-    play.says(source, LOG_PART, log_part([], last=True), term=new)
+    assert promised(play, (1, 2, 3), new) in (1, 2)
     told = play.told()
     assert [to for to, what, *_ in told if what == "close"] == [3]
     assert sorted(to for to, what, *_ in told if what == "propose") == [1, 2]
@@ -321,10 +323,7 @@ def test_a_master_gives_way_to_more_members_of_another_epoch() -> None:
     # The liar comes again, before these two have promised.
     comes(play, 9, term=NEXT, members=[peer(9)], epoch=10, applied=10)
     assert asked(play) == {9: NEXT + 3}
-    for number in (9, 1, 2):
-        play.says(number, PROMISE, listed([]), term=NEXT + 3)
-    (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
-    play.says(source, LOG_PART, log_part([], last=True), term=NEXT + 3)
+    promised(play, (9, 1, 2), NEXT + 3)
     for number in (1, 2):
         play.says(number, ACCEPT, u64(2), term=NEXT + 3)
     assert play.members() == [1, 2, 3] and play.epoch() == 2
@@ -372,10 +371,7 @@ def test_strangers_do_not_keep_the_run_busy() -> None:
         for number in (1, 2, 3):
             comes(play, number, term=term, applied=epoch, epoch=epoch)
         ((term, _),) = Counter(asked(play).values()).items()
-        for number in (1, 2, 3):
-            play.says(number, PROMISE, listed([]), term=term)
-        (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
-        play.says(source, LOG_PART, log_part([], last=True), term=term)
+        promised(play, (1, 2, 3), term)
         epoch += 1
         for number in (1, 2, 3):
             play.says(number, ACCEPT, u64(epoch), term=term)
@@ -431,10 +427,7 @@ def test_a_member_that_repeats_a_false_term_does_not_keep_the_run_busy() -> None
         term += 3
         epoch += 1
         assert asked(play) == dict.fromkeys((1, 2, 3), term)
-        for number in (1, 2, 3):
-            play.says(number, PROMISE, listed([]), term=term)
-        (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
-        play.says(source, LOG_PART, log_part([], last=True), term=term)
+        promised(play, (1, 2, 3), term)
         for number in (1, 2):
             play.says(number, ACCEPT, u64(epoch), term=term)
         assert play.epoch() == epoch and play.members() == [1, 2, 3]

@@ -178,7 +178,7 @@ def test_of_several_ranks_on_hosts_the_slow_host_owns_nothing() -> None:
 
 
 def test_changed_rates_are_predicted_for_the_regions_of_the_plan() -> None:
-    plan, _, _ = chosen(two_sites(8, 6_250))
+    plan, _, _ = chosen(two_sites())
     now_near = make_table(8, lambda a, b: (0, 1000, 3000), lambda _: (12_500, 12_500))
     assert 0 < _testing.predict(plan, now_near, LARGE) < math.inf
 

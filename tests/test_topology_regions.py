@@ -26,7 +26,7 @@ from pccl import _testing
 
 
 def test_sites_that_share_their_lines_reduce_at_home_first() -> None:
-    table = two_sites(8, 6_250)
+    table = two_sites()
     plan, why, edges = chosen(table)
     check_plan(plan, edges, 8)
     assert class_for(plan, LARGE)[1] == "regional"
@@ -105,7 +105,7 @@ def test_whatever_the_regions_the_plan_reduces_over_its_links(
 
 @pytest.mark.parametrize("bad", [(a, b) for a in range(0, 8, 2) for b in range(1, 8, 2)])
 def test_a_pair_that_cannot_connect_leaves_the_regions(bad: Edge) -> None:
-    hosts, links = two_sites(8, 6_250)
+    hosts, links = two_sites()
     links[bad[0] * 8 + bad[1]] = (True, 0, 0, 0)
     plan, why, edges = chosen((hosts, links))
     assert "no ring" not in why
@@ -116,11 +116,11 @@ def test_a_pair_that_cannot_connect_leaves_the_regions(bad: Edge) -> None:
 
 
 def test_a_pair_of_which_nothing_is_known_counts_as_the_others() -> None:
-    hosts, links = two_sites(8, 6_250)
+    hosts, links = two_sites()
     plan, _, _ = chosen((hosts, links))
     links[0 * 8 + 3] = (False, 0, 40_000, 0)
     again, _, _ = chosen((hosts, links))
     assert class_for(again, LARGE) == class_for(plan, LARGE)
     times = [_testing.predict(plan, (hosts, links), LARGE)]
-    times.append(_testing.predict(plan, two_sites(8, 6_250), LARGE))
+    times.append(_testing.predict(plan, two_sites(), LARGE))
     assert times[0] == pytest.approx(times[1], rel=0.02)

@@ -21,10 +21,14 @@ pytestmark = [
 MASTER_PORT = 48148  # namespaces.py's: each namespace has its own
 
 
+def hosts_of(world: Lab) -> list[namespaces.Host]:
+    return [namespaces.Host(world.namespace(i), world.address(i)) for i in range(len(world.hosts))]
+
+
 @contextmanager
 def reducing(world: Lab, **env: str) -> Iterator[list[Worker]]:
     """A worker on every host of the lab; all have reduced with each other."""
-    hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(len(world.hosts))]
+    hosts = hosts_of(world)
     with namespaces.running_on(hosts[0], **env) as run:
         peers = [
             run.peer(wan_links.reduce_as_told, host, PCCL_MIN_PEERS=str(len(hosts)))
@@ -100,7 +104,7 @@ def test_a_longer_cut_is_planned_around(one_way: bool) -> None:
 def test_a_link_that_becomes_slow_is_found_by_transfers_alone() -> None:
     # All stop at the same reduction: each says in it what it sees.
     with Lab([Host(100, 100)] * 4, delay_ms=15) as world:
-        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
+        hosts = hosts_of(world)
         with namespaces.running_on(hosts[0], PCCL_REPLAN_INTERVAL="1") as run:
             slow = run.peer(wan_links.find_a_slow_link, hosts[3], PCCL_MIN_PEERS="4", SLOW="1")
             peers = [
@@ -122,7 +126,7 @@ def test_a_link_that_becomes_slow_is_found_by_transfers_alone() -> None:
 
 def test_a_slow_run_measures_its_links_by_itself() -> None:
     with Lab([Host(100, 100)] * 3 + [Host(20, 20)], delay_ms=15) as world:
-        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
+        hosts = hosts_of(world)
         with namespaces.running_on(hosts[0]) as run:
             slow = run.peer(wan_links.admit_and_reduce, hosts[3], PCCL_MIN_PEERS="4", SLOW="1")
             peers = [
@@ -141,7 +145,7 @@ def test_a_slow_run_measures_its_links_by_itself() -> None:
 def test_who_has_a_slow_link_owns_nothing() -> None:
     world = Lab([Host(100, 100)] * 3 + [Host(25, 25)], delay_ms=15)
     with world:
-        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
+        hosts = hosts_of(world)
         with namespaces.running_on(hosts[0]) as run:
             peers = [
                 run.peer(wan_links.reduce_with_a_slow_link, host, PCCL_MIN_PEERS="4")
@@ -164,7 +168,7 @@ def test_sites_that_share_a_line_send_each_other_an_array_once() -> None:
     world = Lab([Host(100, 100)] * 4, lambda a, b: 1 if a % 2 == b % 2 else 15,
                 sites=[0, 1, 0, 1], line_mbit=15)  # fmt: skip
     with world:
-        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
+        hosts = hosts_of(world)
         with namespaces.running_on(hosts[0]) as run:
             peers = [
                 run.peer(wan_links.reduce_between_sites, host, PCCL_MIN_PEERS="4") for host in hosts
@@ -195,7 +199,7 @@ def test_around_a_ring_quantized_results_are_equal_everywhere() -> None:
         # No peer reaches all others, so only a ring is left. The master is on a host of its own.
         world.cut(0, 1)
         world.cut(2, 3)
-        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(5)]
+        hosts = hosts_of(world)
         with namespaces.running_on(hosts[4], **settings) as run:
             peers = [
                 run.peer(wan_links.reduce_quantized_with_feedback, host, PCCL_MIN_PEERS="4")

@@ -238,13 +238,13 @@ class Peer:
         check(lib.pcclAwaitAsyncReduce(byref(launched), byref(info)))
         return info
 
-    def reduce_all(
-        self, pairs: Sequence[tuple[Any, Any]], most: int = 4, op: str = "sum"
-    ) -> ReduceInfo:
-        """Tags are 100, 101, ..."""
+    def reduce_all(self, pairs: Sequence[tuple[Any, Any]], most: int = 4) -> ReduceInfo:
+        """Sums. Tags are 100, 101, ..."""
         ops = (ReduceOpDescriptor * len(pairs))(
             *(
-                ReduceOpDescriptor(send.ctypes.data, recv.ctypes.data, describe(send, op, 100 + i))
+                ReduceOpDescriptor(
+                    send.ctypes.data, recv.ctypes.data, describe(send, "sum", 100 + i)
+                )
                 for i, (send, recv) in enumerate(pairs)
             )
         )
