@@ -71,7 +71,7 @@ class OnSigterm:
     may hold.
 
     A peer may be evicted between the signal and its next admission point. If its program joins
-    again, the signal is for the new communicator.
+    again, the signal is for the new communicator, which has PCCL_DRAIN_SECONDS, too.
 
     Attributes:
         comm: The communicator.
@@ -85,7 +85,6 @@ class OnSigterm:
         self._seconds = seconds
         self._hurry = _thread.allocate_lock()  # released by the second signal
         self._signals = 0
-        self._over = False  # the time
         self.pending = False
 
     def __call__(self, number: int, frame: Any) -> None:
@@ -98,7 +97,8 @@ class OnSigterm:
         if self._signals == 1:
             self.pending = True
             self._hurry.acquire()
-            _thread.start_new_thread(self._end_in_time, ())  # first: the next call may wait
+            # First: the next call may wait.
+            _thread.start_new_thread(self._end_in_time, (self.comm,))
             self.comm._drain()
         elif self._signals == 2:
             self._hurry.release()
@@ -106,16 +106,14 @@ class OnSigterm:
     def follow(self, comm: Communicator) -> None:
         """The program has joined again before this peer had left as the signal asked."""
         self.comm = comm
-        if self._over:  # while the program was in no run
-            self._over = False
-            _thread.start_new_thread(self._end_in_time, ())
+        _thread.start_new_thread(self._end_in_time, (comm,))
         comm._drain()
 
-    def _end_in_time(self) -> None:
-        self._hurry.acquire(timeout=self._seconds)
-        self._over = True
-        engine = self.comm._engine
-        if engine is not None and not self.comm._closed:
+    def _end_in_time(self, comm: Communicator) -> None:
+        if self._hurry.acquire(timeout=self._seconds):
+            self._hurry.release()  # for the threads of other communicators
+        engine = comm._engine
+        if engine is not None and not comm._closed:
             engine.end_process(_TOLD, signal.SIGTERM)
 
 

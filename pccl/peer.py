@@ -156,6 +156,7 @@ class Peer(_core.Reducer):
                 engine.close()
                 raise
             self._residuals.clear()  # a newcomer starts with nothing
+            self._torn = False
             self._engine = engine
             self._attach(engine)
             process.peers.add(self)

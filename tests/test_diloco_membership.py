@@ -232,12 +232,18 @@ def test_a_member_that_is_ahead_of_a_run_that_began_again_goes_back_with_it(run:
     assert went(peers)[1][-1]["size"] == 2
 
 
+def replicas(run: Run) -> Peers:
+    """Two replicas of one rank each."""
+    programs = {
+        name: partial(member.serve, replica_id=name, ranks_per_replica=1, min_peers=2)
+        for name in "ab"
+    }
+    return Peers([run.peer(program, PCCL_NAME=name) for name, program in programs.items()])
+
+
 @pytest.mark.env(**FAST)
 def test_a_rank_of_a_replica_does_not_come_back_alone(run: Run) -> None:
-    programs = [
-        partial(member.serve, replica_id=name, ranks_per_replica=1, min_peers=2) for name in "ab"
-    ]
-    peers = Peers([run.peer(program) for program in programs])
+    peers = replicas(run)
     make(peers, sync_every=3, rejoin="init")
     made(peers)
     go(peers, 1)
@@ -247,6 +253,15 @@ def test_a_rank_of_a_replica_does_not_come_back_alone(run: Run) -> None:
     finally:
         peers[1].signal(signal.SIGCONT)
     tell(peers[1:], member.go_although_put_out)
+    assert peers[1].expect("told")["advice"] == "rejoin"
+
+
+def test_a_rank_of_a_replica_does_not_come_back_alone_as_it_joins(run: Run) -> None:
+    peers = replicas(run)
+    make(peers, sync_every=3, rejoin="told", join=False)
+    made(peers)
+    _core.command(run.address, "kick", "b")
+    tell(peers[1:], member.join_although_put_out)
     assert peers[1].expect("told")["advice"] == "rejoin"
 
 
@@ -266,13 +281,14 @@ def test_a_member_interrupted_in_a_step_has_to_leave_first(run: Run, rejoin: str
     assert logs[0][-1]["outer"] == logs[1][-1]["outer"]
 
 
-def test_a_newcomer_interrupted_while_it_joins_has_to_leave_first(run: Run) -> None:
+@pytest.mark.parametrize("where", ["_pin", "_reduce"])  # right after the sync, and later
+def test_a_newcomer_interrupted_while_it_joins_has_to_leave_first(run: Run, where: str) -> None:
     peers = Peers(run.peers(2, member.serve))
     make(peers, sync_every=3)
     made(peers)
     go(peers, 1)
     late = Peers([run.peer(member.serve)])
-    tell(late, partial(member.be_interrupted_while_joining, 2, sync_every=3))
+    tell(late, partial(member.be_interrupted_while_joining, 2, where, sync_every=3))
     made(late)
     asked(late[0])
     tell(peers, partial(member.go, 2, until=3))

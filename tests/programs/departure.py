@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from workers import eventually
 
 import pccl
-from pccl import departure
 from programs.peer import say, start
 
 
@@ -84,18 +82,15 @@ def train_and_come_back() -> None:
         raise
 
 
-def join_again_too_late() -> None:
-    """Leaves after SIGTERM, and joins another run when PCCL_DRAIN_SECONDS are over."""
+def join_again_and_wait() -> None:
+    """Leaves after SIGTERM, joins again and comes to no admission point."""
     start()
     say(event="ready")
     next(told())
-    handler = signal.getsignal(signal.SIGTERM)
-    assert isinstance(handler, departure.OnSigterm)
     pccl.shutdown()
-    eventually(lambda: handler._over)
     pccl.init(min_peers=1)
-    say(event="back")
-    signal.pause()
+    while True:
+        time.sleep(60)
 
 
 def train_in_rounds(mode: str, *, rejoin: bool = False) -> None:

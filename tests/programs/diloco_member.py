@@ -337,18 +337,28 @@ def go_although_put_out() -> None:
         say(event="told", advice=error.advice)
 
 
-def _is_interrupted(call: Callable[[], None]) -> None:
-    """Makes a call that is interrupted where the other members wait for this one."""
+def join_although_put_out() -> None:
+    """The same, of a peer that was put out before it has joined."""
+    try:
+        diloco.join()
+    except PCCLError as error:
+        say(event="told", advice=error.advice)
 
-    def interrupted(flight: object) -> None:
+
+def _is_interrupted(call: Callable[[], None], where: str = "_reduce") -> None:
+    """Makes a call that is interrupted where it calls this method of the DiLoCo.
+
+    The other members wait for this one then.
+    """
+
+    def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    reduce = diloco._reduce
-    diloco._reduce = interrupted  # type: ignore[method-assign]
+    setattr(diloco, where, interrupted)
     try:
         call()
     except KeyboardInterrupt:
-        diloco._reduce = reduce  # type: ignore[method-assign]
+        delattr(diloco, where)
 
 
 def _come_back_after_an_interrupt(join: Callable[[], object], until: int) -> None:
@@ -381,10 +391,10 @@ def be_interrupted_and_make_another(**options: Any) -> None:
     _come_back_after_an_interrupt(make_another, 2)
 
 
-def be_interrupted_while_joining(own_number: int, **options: Any) -> None:
-    """A newcomer that is interrupted in the reductions of the round that lets it in."""
+def be_interrupted_while_joining(own_number: int, where: str, **options: Any) -> None:
+    """A newcomer that is interrupted in the round that lets it in, where it calls this method."""
     make(own_number, join=False, **options)
-    _is_interrupted(diloco.join)
+    _is_interrupted(diloco.join, where)
     _come_back_after_an_interrupt(diloco.join, 3)
 
 

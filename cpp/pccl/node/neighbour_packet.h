@@ -40,5 +40,6 @@ struct NeighbourPacket {
     return digest::proof(key, about);
   }
 };
+static_assert(sizeof(NeighbourPacket) == 88, "no padding is sent");
 
 }  // namespace pccl::node

@@ -114,7 +114,8 @@ class DiLoCo(Joining):
             "streaming" that of the first fragment. The program does not call its `commit` then.
         comm: Default: the process's communicator.
         rejoin: Makes a new communicator, as `pccl.init`, when this peer was removed from the run or
-            cut off. It then returns as a newcomer by itself. The old communicator is closed before.
+            cut off, or has none. It then returns as a newcomer by itself. The old communicator is
+            closed before.
             Not for a rank of a replica. Default: `step` raises, and `join` comes back.
         background_join: Whether members go on while a newcomer receives the state. The newcomer
             comes in at a round's end and watches for some rounds, in which it makes no inner steps.
@@ -324,8 +325,8 @@ class DiLoCo(Joining):
             self._data.rollback()
             self._data.reserve(self._most_steps())
         self._restored = []
-        begun = self._enter()
         with self._that_others_go_on_with():
+            begun = self._enter()
             self._replicas = bool(api.membership(self._comm).replicas)
             if self._replicas and self._plan.round_seconds is not None:
                 self._leave()
@@ -337,8 +338,8 @@ class DiLoCo(Joining):
                     self._given = {0: self._with_late(Contribution())}
                     self._go_on(self._plan.leaving(self._steps), self._given, [])
                     self._given = {}
-        self._clock.begin()
-        self._joined = True
+            self._clock.begin()
+            self._joined = True
 
     def step(self, tokens: float | None = None) -> bool:
         """Counts an inner step, which the model has just made. Reduces and applies what is due.
@@ -504,7 +505,7 @@ class DiLoCo(Joining):
         self._joined = False
         with self._that_others_go_on_with():
             yield
-        self._joined = True
+            self._joined = True
 
     @property
     def _comes_back(self) -> bool:
@@ -513,15 +514,17 @@ class DiLoCo(Joining):
         The other ranks of a replica are evicted with this one, but may be past their calls: they
         would wait for this rank in the replica, and this one for them at the master.
         """
-        return self._rejoin is not None and not self._replicas
+        comm = self._communicator()
+        of_replica = self._replicas or (comm is not None and bool(comm._replica))
+        return self._rejoin is not None and not of_replica
 
     def _come_back(self) -> None:
         assert self._rejoin is not None
-        asked = self._communicator()
-        if asked is not None and asked.draining:
-            self._stop_holding()
-            departure.leave(asked)
         while True:
+            old = self._communicator()
+            if old is not None and old.draining:
+                self._stop_holding()
+                departure.leave(old)
             self._late = self._kept_for_later()
             self._leave()
             comm = self._rejoin()

@@ -251,12 +251,11 @@ class Joining(Reductions):
             return False
         before = self._steps
         try:
-            with self._that_others_go_on_with():
-                retried(lambda: api.admit_and_stay(self._comm, call_timeout()))
-                self._meet()
-                watches = self._watching
-                if watches:
-                    self._watch()
+            retried(lambda: api.admit_and_stay(self._comm, call_timeout()))
+            self._meet()
+            watches = self._watching
+            if watches:
+                self._watch()
         except BaseException:
             if not self._holds:
                 self._steps = before  # the run's step without its state would be a false revision
