@@ -98,7 +98,7 @@ def test_every_frame_has_its_row_with_its_number() -> None:
 def test_every_field_of_the_frame_header_is_described_at_its_offset() -> None:
     body = re.search(r"struct FrameHeader \{(.*?)\n\};", source("link/frame.h"), re.DOTALL)
     assert body
-    declared = re.findall(r"^  ([\w:]+) (\w+)(?:\s*=\s*[^;]+)?;", body[1], re.MULTILINE)
+    declared = re.findall(r"^  ([\w:]+) (\w+)(?:\{\}|\s*=\s*[^;]+)?;", body[1], re.MULTILINE)
     sizes = {"std::uint64_t": 8, "std::uint32_t": 4, "std::uint16_t": 2, "std::uint8_t": 1}
     sizes |= {"FrameType": 1, "bool": 1, "wire::OpKey": 25}
     described = {cells[2]: cells[:2] for cells in rows(protocol()) if len(cells) == 4}
