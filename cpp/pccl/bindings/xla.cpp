@@ -247,8 +247,9 @@ struct Waiting {
 
 struct Job {
   const xla::Api* api = nullptr;
-  std::vector<Waiting> devices;  // the first one's memory is reduced, the others get copies
-  Engine engine;
+  std::vector<Waiting> devices;   // the first one's memory is reduced, the others get copies
+  std::int64_t communicator = 0;  // its number; 0: the process's
+  Engine engine;                  // found when all devices have called
   peer::OperationRequest request;
   std::uint64_t tag = 0;
   Seconds timeout;
@@ -267,7 +268,7 @@ class Gathering {
   // One of `count` devices calls. Returns the operation once all have called.
   std::optional<Job> gather(std::int64_t run, std::int64_t count, Job job) {
     const std::lock_guard lock(mutex_);
-    const Key key{job.engine.get(), job.tag, run};
+    const Key key{job.communicator, job.tag, run};
     const auto [it, first] = calls_.try_emplace(key);
     if (first) {
       it->second = std::move(job);
@@ -281,7 +282,7 @@ class Gathering {
   }
 
  private:
-  using Key = std::tuple<const void*, std::uint64_t, std::int64_t>;
+  using Key = std::tuple<std::int64_t, std::uint64_t, std::int64_t>;
   std::mutex mutex_;
   std::map<Key, Job> calls_;
 };
@@ -374,7 +375,7 @@ Result<Call> read(const xla::CallFrame& frame) {
   job.api = api;
   job.devices.resize(1);
   call.run = run.run;
-  const std::int64_t communicator = attributes.integer("communicator");
+  job.communicator = attributes.integer("communicator");
   const std::int64_t op = attributes.integer("op");
   call.gathered = attributes.integer("gathered");
   const auto tag = static_cast<std::uint64_t>(attributes.integer("tag"));
@@ -398,8 +399,6 @@ Result<Call> read(const xla::CallFrame& frame) {
   job.request.rerun = true;
   job.request.structure = XXH3_64bits(structure.data(), structure.size());
   if (auto error = read_arrays(frame, where, weight, job)) return *error;
-  job.engine = registry().find(communicator);
-  if (job.engine == nullptr) return Error{Code::not_initialized, kNotJoined};
   return call;
 }
 
@@ -497,8 +496,11 @@ bool answer_metadata(const xla::CallFrame& frame) {
   return true;
 }
 
-// Begins the operation. Its devices wait for their futures.
+// Begins the operation. Its devices wait for their futures. All of them get the same answer, also
+// if the communicator is closed while they come.
 void start(Job job, const Call& call, const void* call_site) {
+  job.engine = registry().find(job.communicator);
+  if (job.engine == nullptr) return answer_all(job, Status(Code::not_initialized, kNotJoined));
   Status status = registry().begin(job.engine, job.tag, call.run, call_site, call.name);
   if (status) {
     try {
