@@ -88,9 +88,7 @@ def join_again_and_wait() -> None:
     say(event="ready")
     next(told())
     pccl.shutdown()
-    pccl.init(min_peers=1)
-    while True:
-        time.sleep(60)
+    wait_without_end()
 
 
 def train_in_rounds(mode: str, *, rejoin: bool = False) -> None:

@@ -1,4 +1,4 @@
-// What the peers of one host send each other, for neighbours.cpp and its fuzz target.
+// The packets between peers of one host, for neighbours.cpp and its fuzz target.
 #pragma once
 
 #include <array>
