@@ -31,7 +31,7 @@ if [ -f "$folder/compiler" ] && [ "$(cat "$folder/compiler")" != "$compiler" ]; 
 fi
 echo "$compiler" >"$folder/compiler"
 cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPCCL_PYTHON=OFF -DPCCL_C=OFF \
-  -DPCCL_FUZZ=ON -DPCCL_SANITIZE=address,undefined -DCMAKE_CXX_COMPILER="$compiler" \
+  -DPCCL_FUZZ=ON -DPCCL_UNITY=ON -DPCCL_SANITIZE=address,undefined -DCMAKE_CXX_COMPILER="$compiler" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null
 cmake --build "$folder" --target pccl_fuzz_seeds $(printf 'pccl_fuzz_%s ' "${targets[@]}")
 exec {lock}>&-
