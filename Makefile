@@ -28,11 +28,11 @@ install:
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q --no-compile -c requirements-dev.txt \
 	  -C cmake.define.CMAKE_CXX_FLAGS_RELEASE='-O1 -DNDEBUG' '.[demo]'
 
-# pytest comes last, so that its summary is what one sees last. Three at a time: most tests wait for
+# pytest comes last, so that its summary is what one sees last. Four at a time: most tests wait for
 # processes.
 test: build lint types docs stress fuzz
 	@mkdir -p build
-	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 3 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
+	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 4 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
 # Lightning, Fabric, Accelerate, transformers, Ray, torchft, Flax and orbax over pccl, in an
 # environment of its own: build/integrations-venv. Some minutes after the installation. Flower has

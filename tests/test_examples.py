@@ -10,14 +10,16 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 import pytest
+from forked import Forked
 from workers import complaints
 
 import pccl
@@ -41,15 +43,50 @@ def launch(folder: Path, ranks: int, example: str) -> str:
     )
 
 
-class Crowd:
-    """Programs that are heard together, and ended at the end of the test."""
+def run_with_torch(folder: Path, *programs: list[str], **env: str) -> list[str]:
+    """Runs these programs, a script and its arguments each, in processes that have torch already.
 
-    def __init__(self, folder: Path) -> None:
+    They start together. Returns what each of them printed.
+    """
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in programs]
+        running = []
+        for rank, program in enumerate(programs):
+            one = Forked(
+                program,
+                stdin=subprocess.DEVNULL,
+                stdout=outputs[rank],
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "RANK": str(rank), **env},
+                cwd=folder,
+            )
+            stack.callback(one.kill)
+            running.append(one)
+        deadline = time.monotonic() + 250  # busy machines
+        with suppress(subprocess.TimeoutExpired):
+            for one in running:
+                one.wait(max(0.0, deadline - time.monotonic()))
+        shown = []
+        for output in outputs:
+            output.seek(0)
+            shown.append(output.read().decode())
+        assert [one.returncode for one in running] == [0] * len(running), "".join(shown)
+        return shown
+
+
+class Crowd:
+    """Programs that are heard together, and ended at the end of the test.
+
+    `torch`: each is a script with its arguments, and runs in a process that has torch already.
+    """
+
+    def __init__(self, folder: Path, *, torch: bool = False) -> None:
         self._folder = folder
+        self._torch = torch
         self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._heard: dict[int, list[str]] = {}
         self._readers: list[threading.Thread] = []
-        self.programs: list[subprocess.Popen[str]] = []
+        self.programs: list[subprocess.Popen[bytes] | Forked] = []
         self.fine: tuple[int, ...] = ()  # exit statuses that programs may end with
 
     def __enter__(self) -> Crowd:
@@ -57,7 +94,7 @@ class Crowd:
 
     def __exit__(self, *_: object) -> None:
         for program in self.programs:
-            program.terminate()  # torchrun ends its ranks, too
+            program.send_signal(signal.SIGTERM)  # torchrun ends its ranks, too
         for program in self.programs:
             try:
                 program.wait(40)
@@ -68,14 +105,15 @@ class Crowd:
             reader.join(40)
             assert not reader.is_alive(), "somebody still holds what a program prints to"
 
-    def begin(self, command: list[str], **env: str) -> subprocess.Popen[str]:
-        program = subprocess.Popen(
+    def begin(self, command: list[str], **env: str) -> subprocess.Popen[bytes] | Forked:
+        make = Forked if self._torch else subprocess.Popen
+        program = make(
             command,
             cwd=self._folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         assert program.stdout is not None
         reader = threading.Thread(target=self._read, args=(len(self.programs), program.stdout))
@@ -84,10 +122,10 @@ class Crowd:
         self.programs.append(program)
         return program
 
-    def _read(self, number: int, lines: TextIO) -> None:
+    def _read(self, number: int, lines: IO[bytes]) -> None:
         with lines:
             for line in lines:
-                self._lines.put((number, line))
+                self._lines.put((number, line.decode()))
         self._lines.put((number, ""))
 
     def hear(self, pattern: str) -> str:
@@ -177,24 +215,8 @@ def test_explicit_shares_its_state_and_goes_on_when_a_peer_vanishes(tmp_path: Pa
 def test_torch_ddp_learns_and_all_ranks_have_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    command = [sys.executable, str(EXAMPLES / "torch_ddp.py"), "--init-method"]
-    ranks = [
-        subprocess.Popen(
-            [*command, f"file://{tmp_path}/store"],
-            cwd=tmp_path,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        shown = [rank.communicate(timeout=200)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], shown
+    program = [str(EXAMPLES / "torch_ddp.py"), "--init-method", f"file://{tmp_path}/store"]
+    shown = run_with_torch(tmp_path, program, program, WORLD_SIZE="2")
     lines = [
         re.fullmatch(r"rank \d: accuracy (\S+), weights (\S+)", s.splitlines()[-1]) for s in shown
     ]
@@ -215,26 +237,24 @@ def test_torch_ddp_learns_and_all_ranks_have_the_same_weights(tmp_path: Path) ->
     ],
 )
 def test_diloco_learns_and_all_members_have_the_same_weights(
-    tmp_path: Path, needed: str, example: str, options: str
+    tmp_path: Path, needed: str, example: str, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(needed)
     if needed == "torch":
         pytest.importorskip("sklearn")
-    command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", sys.executable]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / example), *options.split()],
-        cwd=tmp_path,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    weights = re.findall(r"weights ([0-9a-f]{8})", done.stdout)
-    assert len(weights) == 2 and weights[0] == weights[1], done.stdout
-    losses = [float(loss) for loss in re.findall(r"round \d+: loss (\S+?),?(?:\s|$)", done.stdout)]
-    assert losses[-1] < 0.7 * losses[0], done.stdout
-    assert all(float(one) > 0.8 for one in re.findall(r"accuracy (\S+),", done.stdout))
+    if needed == "torch":
+        program = [str(EXAMPLES / example), *options.split()]
+        with pccl.MasterNode("127.0.0.1:0") as master:
+            env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": "2"}
+            shown = "".join(run_with_torch(tmp_path, program, program, **env))
+    else:
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+        shown = launch(tmp_path, 2, example)
+    weights = re.findall(r"weights ([0-9a-f]{8})", shown)
+    assert len(weights) == 2 and weights[0] == weights[1], shown
+    losses = [float(loss) for loss in re.findall(r"round \d+: loss (\S+?),?(?:\s|$)", shown)]
+    assert losses[-1] < 0.7 * losses[0], shown
+    assert all(float(one) > 0.8 for one in re.findall(r"accuracy (\S+),", shown))
 
 
 @pytest.mark.timeout(600)  # two runs of four processes that import torch
@@ -310,7 +330,7 @@ def test_fsdp_goes_on_when_a_rank_is_killed_and_its_replica_comes_back(tmp_path:
                 found.add((file.parent.name, file.stem, file.read_bytes()))
         return found
 
-    def first_rank(program: subprocess.Popen[str]) -> int:
+    def first_rank(program: subprocess.Popen[bytes] | Forked) -> int:
         children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
         ranks = [
             pid
@@ -346,7 +366,7 @@ def test_kill_and_join_ends_with_the_same_weights_on_all_peers(tmp_path: Path) -
     command = [sys.executable, str(EXAMPLES / "kill_and_join.py"), "5000"]
     with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path) as crowd:
 
-        def begin(at_least: int) -> subprocess.Popen[str]:
+        def begin(at_least: int) -> subprocess.Popen[bytes] | Forked:
             return crowd.begin(command, PCCL_MASTER=master.address, PCCL_MIN_PEERS=str(at_least))
 
         crowd.fine = (0, -signal.SIGKILL)
@@ -401,22 +421,16 @@ def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(
     small = "--width 32 --layers 1 --context 32 --sync-every 8 --test-examples 16 --report-every 1"
 
     def train(tokens: int) -> tuple[list[dict], list[str]]:
-        script = [sys.executable, str(EXAMPLES / "byte_gpt.py"), *small.split(), *options]
-        script += ["--checkpoints", "run", "--save-every", "4000", "--plot", "loss.svg"]
-        command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", *script]
-        done = subprocess.run(
-            [*command, "--tokens", str(tokens)],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines()]
-        ends = re.findall(r"ends with parameters (\w+), sent \d+ bytes", done.stdout)
-        assert len(ends) == 2 and ends[0] == ends[1], done.stdout
-        begins = re.findall(r"begins at (\d+) tokens", done.stdout)
+        program = [str(EXAMPLES / "byte_gpt.py"), *small.split(), *options]
+        program += ["--checkpoints", "run", "--save-every", "4000", "--plot", "loss.svg"]
+        program += ["--tokens", str(tokens)]
+        with pccl.MasterNode("127.0.0.1:0") as master:
+            env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": "2"}
+            shown = "".join(run_with_torch(tmp_path, program, program, **env))
+        ends = re.findall(r"ends with parameters (\w+), sent \d+ bytes", shown)
+        assert len(ends) == 2 and ends[0] == ends[1], shown
+        begins = re.findall(r"begins at (\d+) tokens", shown)
+        lines = shown.splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")], begins
 
     reports, begins = train(12_000)
@@ -437,11 +451,11 @@ SMALL_GPT = "--width 32 --layers 1 --context 32 --test-examples 16".split()
 def test_byte_gpt_saves_at_the_step_that_lets_a_newcomer_in(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
-    command = [sys.executable, str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "ddp"]
+    command = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "ddp"]
     # Far more tokens than anybody waits for; every step is one to save at.
     command += ["--tokens", "1000000000", "--report-every", "1"]
     command += ["--checkpoints", "run", "--save-every", "1"]
-    with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path) as crowd:
+    with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path, torch=True) as crowd:
 
         def begin(at_least: int) -> None:
             crowd.begin(command, PCCL_MASTER=master.address, PCCL_MIN_PEERS=str(at_least))
@@ -485,9 +499,10 @@ def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     script = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "local"]
     script += ["--checkpoints", "run", "--save-every", "1000"]
-    shown = run(tmp_path, *script, "--tokens", "4000")
+    [shown] = run_with_torch(tmp_path, [*script, "--tokens", "4000"])
     assert "begins at 0 tokens" in shown and "ends with parameters" in shown
-    shown = run(tmp_path, *script, "--tokens", "3000")  # which the checkpoint has: nothing is left
+    # The checkpoint has as many: nothing is left to do.
+    [shown] = run_with_torch(tmp_path, [*script, "--tokens", "3000"])
     begins = re.search(r"begins at (\d+) tokens", shown)
     assert begins and int(begins[1]) >= 3000
     assert f'"tokens": {begins[1]}' in shown and "train_bits" not in shown
@@ -496,17 +511,16 @@ def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [["--method", "ddp"], ["--mode", "streaming"]])
 def test_byte_gpt_starts_with_the_parameters_it_is_given(
-    tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, options: list[str]
 ) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     script = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT]
     made = ["--method", "local", "--tokens", "1000", "--result", "made.safetensors"]
-    first = run(tmp_path, *script, *made)
+    [first] = run_with_torch(tmp_path, [*script, *made])
     with pccl.MasterNode("127.0.0.1:0") as master:
-        monkeypatch.setenv("PCCL_MASTER", master.address)
-        start = ["--start", "made.safetensors", "--tokens", "0"]
-        second = run(tmp_path, *script, *options, *start)
+        start = [*options, "--start", "made.safetensors", "--tokens", "0"]
+        [second] = run_with_torch(tmp_path, [*script, *start], PCCL_MASTER=master.address)
     ends = [re.findall(r'"bits": ([\d.]+)', shown)[-1] for shown in (first, second)]
     assert ends[0] == ends[1]
     checksums = [re.findall(r"ends with parameters (\w+)", shown) for shown in (first, second)]
