@@ -307,6 +307,23 @@ def test_more_threads_have_rows_beside_one(tmp_path: Path) -> None:
     assert all(len(row["rounds"]) == 1 and row["rounds"][0] > 0 for row in rows)
 
 
+def test_each_size_of_a_group_has_its_row_of_the_masters_costs(tmp_path: Path) -> None:
+    file = tmp_path / "master.json"
+    command = [sys.executable, str(BENCHMARKS / "master.py"), "--members", "2", "65"]
+    done = subprocess.run(
+        [*command, "--repeats", "2", "--json", str(file)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["members"] for row in rows] == [2, 65]
+    assert all(figure > 0 for row in rows for figure in row.values())
+    assert "a change of the membership below 1 s" in done.stdout
+
+
 def blocks(seconds: list[float], cpu: float = 1.0) -> list[Any]:
     return [processes.Block([[one], [one / 2]], cpu) for one in seconds]
 

@@ -30,34 +30,25 @@ void CallRules::check_operation(const wire::OpKey& key, Instant now) {
   const auto it = calls_.operations().find(key);
   if (it == calls_.operations().end()) return;
   OpenOperation& operation = it->second;
-  std::vector<Claim> claims;
-  std::size_t done = 0;
-  for (const Peer& peer : peers_.members) {
-    const auto entry = operation.entries.find(peer.member.id);
-    if (entry == operation.entries.end()) continue;
-    if (entry->second.done) ++done;
-    // A signature depends on the plan: compare only those of present attempts.
-    if (entry->second.attempt >= record_.abort_floor)
-      claims.push_back({peer.member.id, entry->second.signature});
-  }
-  if (claims.size() > 1) {
+  if (!operation.agree()) {
+    std::vector<Claim> claims;
+    for (const Peer& peer : peers_.members) {
+      const auto entry = operation.entries().find(peer.member.id);
+      if (entry != operation.entries().end() && entry->second.current)
+        claims.push_back({peer.member.id, entry->second.signature});
+    }
     const bool waited =
         operation.mismatch_since && now - *operation.mismatch_since >= kMismatchGrace;
     if (const auto mismatch =
             judge_mismatch(wire::describe(key), claims, peers_.members.size(), waited,
                            [this](const PeerId& id) { return named(id); })) {
       decisions_.decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
-      return;
+    } else if (!operation.mismatch_since) {
+      operation.mismatch_since = now;
     }
-    const bool differ = std::ranges::any_of(claims, [&](const Claim& claim) {
-      return claim.signature.hash != claims.front().signature.hash;
-    });
-    if (differ) {
-      if (!operation.mismatch_since) operation.mismatch_since = now;
-      return;
-    }
+    return;
   }
-  if (done < peers_.members.size()) return;
+  if (operation.done() < peers_.members.size()) return;
   planning_.operation_took(now - operation.met.value_or(now));
   decisions_.decide(key, Code::ok, {}, {}, {});
 }
@@ -229,7 +220,7 @@ void CallRules::notice_stragglers(Instant now) {
     wait.due = wait.due || is_due(call.opened, call.noticed);
     wait.noticed.push_back(&call.noticed);
   };
-  for (auto& [key, operation] : calls_.operations()) count(key, operation, operation.entries);
+  for (auto& [key, operation] : calls_.operations()) count(key, operation, operation.entries());
   for (auto& [key, round] : calls_.rounds()) count(key, round, round.entered);
   for (const auto& [missing, wait] : waits) {
     if (!wait.due) continue;
@@ -292,7 +283,7 @@ std::vector<Departed> CallRules::find_late(Instant now, bool frozen) {
                           calls_.described(key)});
     }
   };
-  for (auto& [key, operation] : calls_.operations()) judge(key, operation, operation.entries);
+  for (auto& [key, operation] : calls_.operations()) judge(key, operation, operation.entries());
   for (auto& [key, round] : calls_.rounds())
     if (may_be_overdue(key)) judge(key, round, round.entered);
   return late;
@@ -317,7 +308,8 @@ std::vector<Departed> CallRules::end_overdue(Instant now) {
                                calls_.described(key) + " within the straggler timeout:" + names);
   };
   for (const auto& [key, operation] : calls_.operations()) {
-    judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
+    judge(key, operation.opened,
+          [&](const PeerId& id) { return operation.entries().contains(id); });
   }
   for (const auto& [key, round] : calls_.rounds()) {
     if (!may_be_overdue(key)) continue;

@@ -263,11 +263,12 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
     if (still == nullptr || !calls_.room_for(state.key)) return;
     return on_operation(*still, state, applied, now);
   }
-  // A report about an aborted attempt shows only that the peer has entered.
-  const bool done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
+  // A report about a void attempt shows only that the peer has entered.
+  const bool current = state.attempt >= record_.abort_floor;
+  const bool done = current && state.phase == wire::OpPhase::done;
   // Reports of progress are free.
   if (calls_.repeats(id, state, done, record_.epoch) && floods(from, 0, now)) return;
-  calls_.enter(id, state, done, peers_.members.size(), now);
+  calls_.enter(id, state, current, peers_.members.size(), now);
   check_call(state.key, now);
 }
 

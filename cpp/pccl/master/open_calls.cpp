@@ -42,6 +42,38 @@ std::uint64_t bytes_of(const wire::RoundPayload& payload) {
   return bytes;
 }
 
+// -- one operation
+
+void OpenOperation::enter(const PeerId& from, Entry entry) {
+  const auto [it, fresh] = entries_.try_emplace(from);
+  if (!fresh) forget(it->second);
+  it->second = std::move(entry);
+  if (it->second.done) ++done_;
+  if (it->second.current) ++signatures_[it->second.signature.hash];
+}
+
+void OpenOperation::drop_member(const PeerId& id) {
+  const auto it = entries_.find(id);
+  if (it == entries_.end()) return;
+  forget(it->second);
+  entries_.erase(it);
+}
+
+void OpenOperation::forget(const Entry& entry) {
+  if (entry.done) --done_;
+  if (!entry.current) return;
+  const auto count = signatures_.find(entry.signature.hash);
+  if (--count->second == 0) signatures_.erase(count);
+}
+
+void OpenOperation::restart() {
+  for (auto& [id, entry] : entries_) entry.current = entry.done = false;
+  done_ = 0;
+  signatures_.clear();
+  met.reset();
+  mismatch_since.reset();
+}
+
 // -- entering
 
 bool OpenCalls::too_much(const PeerId& from, const wire::RoundEntry& entry) const {
@@ -58,14 +90,14 @@ bool OpenCalls::repeats(const PeerId& from, const wire::OpState& state, bool don
                         std::uint64_t epoch) const {
   const auto operation = operations_.find(state.key);
   if (operation == operations_.end()) return false;
-  const auto known = operation->second.entries.find(from);
-  if (known == operation->second.entries.end()) return false;
+  const auto known = operation->second.entries().find(from);
+  if (known == operation->second.entries().end()) return false;
   const OpenOperation::Entry& entry = known->second;
   return state.attempt > epoch ||
          std::pair(state.attempt, done) <= std::pair(entry.attempt, entry.done);
 }
 
-void OpenCalls::enter(const PeerId& from, const wire::OpState& state, bool done,
+void OpenCalls::enter(const PeerId& from, const wire::OpState& state, bool current,
                       std::size_t members, Instant now) {
   const auto [it, fresh] = operations_.try_emplace(state.key);
   OpenOperation& operation = it->second;
@@ -73,15 +105,14 @@ void OpenCalls::enter(const PeerId& from, const wire::OpState& state, bool done,
     operation.opened = now;
     operation.rerun = state.rerun;
   }
-  OpenOperation::Entry& entry = operation.entries[from];
-  entry.signature = state.signature;
+  OpenOperation::Entry entry{state.signature, state.attempt, current,
+                             current && state.phase == wire::OpPhase::done};
   if (operations_.size() > limits_.many_open_calls && entry.signature.text.size() > kShortText) {
     entry.signature.text.resize(kShortText);
     entry.signature.text.shrink_to_fit();
   }
-  entry.attempt = state.attempt;
-  entry.done = done;
-  if (!operation.met && operation.entries.size() == members) operation.met = now;
+  operation.enter(from, std::move(entry));
+  if (!operation.met && operation.entries().size() == members) operation.met = now;
 }
 
 void OpenCalls::enter(const PeerId& from, const wire::RoundEntry& entry, Instant now) {
@@ -113,7 +144,7 @@ void OpenCalls::clear() {
 }
 
 void OpenCalls::drop_member(const PeerId& id) {
-  for (auto& [key, operation] : operations_) operation.entries.erase(id);
+  for (auto& [key, operation] : operations_) operation.drop_member(id);
   for (auto& [key, round] : rounds_) round.entered.erase(id);
 }
 
@@ -127,7 +158,7 @@ std::vector<wire::OpKey> OpenCalls::abort_and_restart() {
     aborted.push_back(it->first);
     it = operations_.erase(it);
   }
-  std::erase_if(operations_, [](const auto& item) { return item.second.entries.empty(); });
+  std::erase_if(operations_, [](const auto& item) { return item.second.entries().empty(); });
   std::erase_if(rounds_, [](const auto& item) { return item.second.entered.empty(); });
   restart();
   return aborted;
@@ -143,7 +174,7 @@ void OpenCalls::restart() {
 bool OpenCalls::entered_by_all(const wire::CallKey& key, std::size_t members) const {
   if (const auto* operation = std::get_if<wire::OpKey>(&key)) {
     const auto it = operations_.find(*operation);
-    return it != operations_.end() && it->second.entries.size() == members;
+    return it != operations_.end() && it->second.entries().size() == members;
   }
   const auto it = rounds_.find(std::get<wire::RoundKey>(key));
   return it != rounds_.end() && it->second.entered.size() == members;
@@ -157,8 +188,8 @@ std::vector<wire::CallKey> OpenCalls::keys() const {
 }
 
 bool OpenCalls::busy(const PeerId& id) const {
-  return std::ranges::any_of(operations_,
-                             [&](const auto& item) { return item.second.entries.contains(id); }) ||
+  return std::ranges::any_of(
+             operations_, [&](const auto& item) { return item.second.entries().contains(id); }) ||
          std::ranges::any_of(rounds_,
                              [&](const auto& item) { return item.second.entered.contains(id); });
 }
@@ -180,7 +211,7 @@ bool OpenCalls::doubtful() const {
 std::vector<std::pair<wire::CallKey, PeerId>> OpenCalls::entries() const {
   std::vector<std::pair<wire::CallKey, PeerId>> open;
   for (const auto& [key, operation] : operations_)
-    for (const auto& [id, entry] : operation.entries) open.emplace_back(key, id);
+    for (const auto& [id, entry] : operation.entries()) open.emplace_back(key, id);
   for (const auto& [key, round] : rounds_)
     for (const auto& [id, payload] : round.entered) open.emplace_back(key, id);
   return open;
@@ -190,8 +221,8 @@ std::string OpenCalls::described(const wire::CallKey& key) const {
   std::string text = wire::describe(key);
   const auto* operation = std::get_if<wire::OpKey>(&key);
   const auto found = operation == nullptr ? operations_.end() : operations_.find(*operation);
-  if (found == operations_.end() || found->second.entries.empty()) return text;
-  std::string what = found->second.entries.begin()->second.signature.text;
+  if (found == operations_.end() || found->second.entries().empty()) return text;
+  std::string what = found->second.entries().begin()->second.signature.text;
   if (what.size() > kShownOfSignature) what = what.substr(0, kShownOfSignature) + "...";
   return text + " (" + what + ")";
 }
@@ -200,7 +231,7 @@ std::string OpenCalls::summary() const {
   std::string text;
   for (const auto& [key, operation] : operations_) {
     text += "\n" + wire::describe(key) + ":";
-    for (const auto& [id, entry] : operation.entries)
+    for (const auto& [id, entry] : operation.entries())
       text += " " + id.brief() + (entry.done ? "+" : "");
   }
   for (const auto& [key, round] : rounds_) {

@@ -13,13 +13,28 @@
 
 namespace pccl::master {
 
-struct OpenOperation {
+// *one thread: the master's*
+class OpenOperation {
+ public:
   struct Entry {
     wire::Signature signature;
     std::uint64_t attempt = 0;
-    bool done = false;
+    bool current = false;  // no epoch since has made the attempt void
+    bool done = false;     // implies current
   };
-  std::map<PeerId, Entry> entries;
+
+  // Replaces the member's earlier entry.
+  void enter(const PeerId& from, Entry entry);
+  void drop_member(const PeerId& id);
+  // Starts over in a new epoch, which makes all attempts void.
+  void restart();
+
+  [[nodiscard]] const std::map<PeerId, Entry>& entries() const { return entries_; }
+  [[nodiscard]] std::size_t done() const { return done_; }  // entries
+  // Whether all current entries have the same signature. A signature depends on the plan, so the
+  // others do not count.
+  [[nodiscard]] bool agree() const { return signatures_.size() < 2; }
+
   bool rerun = false;
   Instant opened{};
   std::optional<Instant> met;  // when all members had entered
@@ -27,12 +42,13 @@ struct OpenOperation {
   std::optional<Instant> noticed;       // when its members were last told which peers are missing
   std::optional<Instant> quorum_since;  // see wire::Patience
 
-  // Starts over in a new epoch.
-  void restart() {
-    for (auto& [id, entry] : entries) entry.done = false;
-    met.reset();
-    mismatch_since.reset();
-  }
+ private:
+  void forget(const Entry& entry);
+
+  std::map<PeerId, Entry> entries_;
+  // Counted as entries come and go, since each of n members reports, and n may be hundreds.
+  std::size_t done_ = 0;
+  std::map<std::uint64_t, std::size_t> signatures_;  // current entries by the hash of theirs
 };
 
 struct OpenRound {
@@ -63,8 +79,8 @@ class OpenCalls {
   // Whether the member is in another round of this kind already, or all lists together would be too
   // long. Entries without a payload are never too much.
   [[nodiscard]] bool too_much(const PeerId& from, const wire::RoundEntry& entry) const;
-  // `done`: in the present attempt. `members`: the size of the group.
-  void enter(const PeerId& from, const wire::OpState& state, bool done, std::size_t members,
+  // `current`: no epoch has made the attempt void. `members`: the size of the group.
+  void enter(const PeerId& from, const wire::OpState& state, bool current, std::size_t members,
              Instant now);
   void enter(const PeerId& from, const wire::RoundEntry& entry, Instant now);
   // Whether the member's report about its operation shows no progress. `epoch`: the present one.

@@ -51,9 +51,9 @@ std::vector<wire::CallStatus> calls_of(const OpenCalls& calls, const Peers& peer
       continue;
     }
     const OpenOperation& operation = calls.operations().at(std::get<wire::OpKey>(key));
-    list.push_back(call_status(key, opened, operation.entries, peers, now));
-    if (!operation.entries.empty())
-      list.back().what = operation.entries.begin()->second.signature.text.substr(0, kShownText);
+    list.push_back(call_status(key, opened, operation.entries(), peers, now));
+    if (!operation.entries().empty())
+      list.back().what = operation.entries().begin()->second.signature.text.substr(0, kShownText);
   }
   return list;
 }

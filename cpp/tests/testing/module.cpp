@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 void bind_buffer(nb::module_& m);
 void bind_codec(nb::module_& m);
+void bind_crowd(nb::module_& m);
 void bind_decisions(nb::module_& m);
 void bind_election(nb::module_& m);
 void bind_hostile(nb::module_& m);
@@ -25,6 +26,7 @@ void bind_workers(nb::module_& m);
 NB_MODULE(_testing, m) {
   bind_buffer(m);
   bind_codec(m);
+  bind_crowd(m);
   bind_decisions(m);
   bind_election(m);
   bind_hostile(m);

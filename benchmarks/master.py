@@ -1,0 +1,94 @@
+"""What a group of hundreds of members costs its master: processor time, bytes sent, memory.
+
+    python benchmarks/master.py [--members 8 64 256] [--repeats 10] [--json FILE] [--markdown FILE]
+
+The master is the real one, and so are the messages. The members are a loop that says what members
+say, and there is no network: a figure is the processor time from the bytes of the members' messages
+to those of the answers. Sockets and encryption come on top. Needs `make build`.
+
+    start      all members join, until each has the first epoch
+    call       an operation over TCP: a report of each member, and the verdict for each
+    heartbeat  of one member
+    loss       a member dies, all others report their links to it and have the next epoch
+    admission  a newcomer joins, is prepared, and enters at an admission point
+    restart    a master without a memory of the run takes all members back
+    MB sent    by the master for a loss: every epoch names all members to each of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from report import Table, announce, microseconds, milliseconds, write_results
+
+from pccl import _testing
+
+EPOCH_GOAL = 1.0  # seconds of the master for a change of the membership
+
+
+def measure(members: int, repeats: int) -> dict[str, Any]:
+    """The medians of one size of the group."""
+    crowd = _testing.Crowd(members)
+
+    def median(step: Callable[[], tuple[float, int]]) -> float:
+        return statistics.median(step()[0] for _ in range(repeats))
+
+    start, _ = crowd.start()
+    found: dict[str, Any] = {"members": members, "start": start}
+    found["call"] = median(crowd.call)
+    found["heartbeat"] = median(crowd.heartbeats) / members
+    found["memory"] = crowd.memory()
+    losses, admissions = [], []
+    for _ in range(repeats):
+        losses.append(crowd.lose())
+        admissions.append(crowd.admit())
+    found["loss"] = statistics.median(seconds for seconds, _ in losses)
+    found["admission"] = statistics.median(seconds for seconds, _ in admissions)
+    found["sent"] = statistics.median(sent for _, sent in losses)
+    found["restart"] = median(crowd.restart)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--members", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    args = parser.parse_args()
+    if min(args.members) < 2 or args.repeats < 1:
+        parser.error("a group of two members at least, and one repeat")
+    about = announce()
+    columns = ["members", "start ms", "call us", "call us, a member", "heartbeat us"]
+    columns += ["loss ms", "admission ms", "restart ms", "MB sent", "KiB a member"]
+    table = Table("The master of one group", columns)
+    rows = []
+    for members in args.members:
+        one = measure(members, args.repeats)
+        rows.append(one)
+        table.add(
+            [
+                str(members),
+                milliseconds(one["start"]),
+                microseconds(one["call"]),
+                microseconds(one["call"] / members),
+                microseconds(one["heartbeat"]),
+                *(milliseconds(one[name]) for name in ("loss", "admission", "restart")),
+                f"{one['sent'] / 1e6:.3g}",
+                f"{one['memory'] / 1024:.1f}",
+            ]
+        )
+    slowest = max(max(one["loss"], one["admission"]) for one in rows)
+    met = "met" if slowest < EPOCH_GOAL else "missed"
+    print(f"\ngoal: a change of the membership below {EPOCH_GOAL:g} s: {slowest:.3f} s, {met}")
+    write_results(args.json, about, rows=rows)
+    if args.markdown is not None:
+        args.markdown.write_text(table.markdown())
+
+
+if __name__ == "__main__":
+    main()
