@@ -320,8 +320,10 @@ def test_each_size_of_a_group_has_its_row_of_the_masters_costs(tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())["rows"]
     assert [row["members"] for row in rows] == [2, 65]
+    # 0: the C library does not tell how much memory is allocated.
+    assert all(row.pop("memory") >= 0 for row in rows)
     assert all(figure > 0 for row in rows for figure in row.values())
-    assert "a change of the membership below 1 s" in done.stdout
+    assert "of a change of the membership: below 1 s" in done.stdout
 
 
 def blocks(seconds: list[float], cpu: float = 1.0) -> list[Any]:

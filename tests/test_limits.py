@@ -1,4 +1,5 @@
-"""The bounds of cpp/pccl/master/limits.h that tests/test_hostile.py does not cover."""
+"""The bounds of cpp/pccl/master/limits.h that tests/test_hostile.py does not cover, and the time
+that a large group takes of its master."""
 
 from __future__ import annotations
 
@@ -80,11 +81,11 @@ def test_reports_of_returning_members_have_a_limit() -> None:
     assert returns(play, 21, [])
 
 
-def test_a_report_costs_the_master_about_the_same_in_a_large_group() -> None:
+def test_a_report_does_not_cost_the_master_many_times_as_much_in_a_large_group() -> None:
     def seconds(members: int) -> float:
-        crowd = _testing.Crowd(members)
-        crowd.start()
-        return min(crowd.call()[0] for _ in range(10)) / members
+        group = _testing.ManyMembers(members)
+        group.start()
+        return min(group.call()[0] for _ in range(10)) / members
 
-    # A fifth of what it was when each report was compared with all others.
+    # Twice, in fact; 12 times when each report was compared with those of all others.
     assert seconds(256) < 6 * seconds(16)

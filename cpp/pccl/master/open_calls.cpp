@@ -46,10 +46,11 @@ std::uint64_t bytes_of(const wire::RoundPayload& payload) {
 
 void OpenOperation::enter(const PeerId& from, Entry entry) {
   const auto [it, fresh] = entries_.try_emplace(from);
+  // Memory may run out here, where nothing has changed yet but for an entry that does not count.
+  if (entry.current) ++signatures_[entry.signature.hash];
   if (!fresh) forget(it->second);
+  if (entry.done) ++done_;
   it->second = std::move(entry);
-  if (it->second.done) ++done_;
-  if (it->second.current) ++signatures_[it->second.signature.hash];
 }
 
 void OpenOperation::drop_member(const PeerId& id) {

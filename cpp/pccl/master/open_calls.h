@@ -20,17 +20,17 @@ class OpenOperation {
     wire::Signature signature;
     std::uint64_t attempt = 0;
     bool current = false;  // no epoch since has made the attempt void
-    bool done = false;     // implies current
+    bool done = false;
   };
 
-  // Replaces the member's earlier entry.
+  // Replaces the member's earlier entry. REQUIRES: a done entry is current.
   void enter(const PeerId& from, Entry entry);
   void drop_member(const PeerId& id);
   // Starts over in a new epoch, which makes all attempts void.
   void restart();
 
   [[nodiscard]] const std::map<PeerId, Entry>& entries() const { return entries_; }
-  [[nodiscard]] std::size_t done() const { return done_; }  // entries
+  [[nodiscard]] std::size_t done() const { return done_; }  // number of done entries
   // Whether all current entries have the same signature. A signature depends on the plan, so the
   // others do not count.
   [[nodiscard]] bool agree() const { return signatures_.size() < 2; }
@@ -46,9 +46,10 @@ class OpenOperation {
   void forget(const Entry& entry);
 
   std::map<PeerId, Entry> entries_;
-  // Counted as entries come and go, since each of n members reports, and n may be hundreds.
+  // Numbers of entries. They are not counted for each report, since each of hundreds of members
+  // reports.
   std::size_t done_ = 0;
-  std::map<std::uint64_t, std::size_t> signatures_;  // current entries by the hash of theirs
+  std::map<std::uint64_t, std::size_t> signatures_;  // current ones, by signature hash
 };
 
 struct OpenRound {

@@ -1,5 +1,8 @@
 // Checks of the master: I7 (it can be rebuilt), and replicas.
 #include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "tests/nobody.h"
@@ -39,6 +42,16 @@ void Checks::rebuild_now() {
     if (world_.host_of(id)->engine().calls().awaits(key)) continue;
     return fail("I4", wire::describe(key) + " is open at the master for " +
                           world_.host_of(id)->name() + ", where it is over");
+  }
+  for (const auto& [key, operation] : group->calls().operations()) {
+    std::size_t done = 0;
+    std::set<std::uint64_t> signatures;
+    for (const auto& [id, entry] : operation.entries()) {
+      done += entry.done ? 1 : 0;
+      if (entry.current) signatures.insert(entry.signature.hash);
+    }
+    if (done != operation.done() || (signatures.size() < 2) != operation.agree())
+      return fail("I7", "the reports of " + wire::describe(key) + " are counted wrongly");
   }
   // Reports may arrive in any order.
   for (std::size_t i = reports.size(); i > 1; --i) {

@@ -5,12 +5,12 @@ namespace nb = nanobind;
 
 void bind_buffer(nb::module_& m);
 void bind_codec(nb::module_& m);
-void bind_crowd(nb::module_& m);
 void bind_decisions(nb::module_& m);
 void bind_election(nb::module_& m);
 void bind_hostile(nb::module_& m);
 void bind_log(nb::module_& m);
 void bind_loop(nb::module_& m);
+void bind_many_members(nb::module_& m);
 void bind_master_link(nb::module_& m);
 void bind_prober(nb::module_& m);
 void bind_quantize(nb::module_& m);
@@ -26,12 +26,12 @@ void bind_workers(nb::module_& m);
 NB_MODULE(_testing, m) {
   bind_buffer(m);
   bind_codec(m);
-  bind_crowd(m);
   bind_decisions(m);
   bind_election(m);
   bind_hostile(m);
   bind_log(m);
   bind_loop(m);
+  bind_many_members(m);
   bind_master_link(m);
   bind_prober(m);
   bind_quantize(m);

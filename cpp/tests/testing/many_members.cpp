@@ -1,5 +1,5 @@
-// A master with hundreds of members that say what members say, and the processor time that it takes
-// for them: benchmarks/master.py.
+// The processor time that a master takes for hundreds of members: benchmarks/master.py. A loop
+// sends it the messages of the members.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 
@@ -18,9 +18,11 @@
 #include "pccl/master/master.h"
 #include "pccl/wire/messages.h"
 
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
 #include <malloc.h>
 #define PCCL_TESTS_MALLINFO
+#endif
 #endif
 
 namespace nb = nanobind;
@@ -55,16 +57,16 @@ std::size_t allocated() {
 }
 
 // Each step returns (seconds of the master, bytes that it sends): from the bytes of the members'
-// messages to those of the answers, without the kernel's part and without encryption.
+// messages to those of the answers, without sockets and encryption.
 using Cost = std::tuple<double, std::size_t>;
 
 // The members of group 0, each on a connection of its own. *one thread*
-class Crowd final {
+class ManyMembers final {
  public:
-  explicit Crowd(std::uint32_t members)
-      : founders_(members), before_(allocated()), master_(std::in_place, options_, 77, 1) {}
-  Crowd(const Crowd&) = delete;
-  Crowd& operator=(const Crowd&) = delete;
+  explicit ManyMembers(std::uint32_t members)
+      : founders_(members), before_(allocated()), master_(std::in_place, options_, kRun, 1) {}
+  ManyMembers(const ManyMembers&) = delete;
+  ManyMembers& operator=(const ManyMembers&) = delete;
 
   // All founders join.
   Cost start() {
@@ -143,7 +145,8 @@ class Crowd final {
     const wire::EpochRecord known = record();
     const std::uint64_t applied = group().log().last();
     const std::size_t before = size();
-    master_.emplace(options_, master_->run() + 1, 1);
+    run_ = master_->run();
+    master_.emplace(options_, run_ + 1, 1);
     applied_ = applied;
     std::vector<Said> said;
     for (const wire::Member& member : known.members) {
@@ -159,7 +162,8 @@ class Crowd final {
 
   // Bytes of memory for each member, of all that the master keeps.
   double memory() const {
-    return static_cast<double>(allocated() - before_) / static_cast<double>(size());
+    const auto grown = static_cast<std::int64_t>(allocated()) - static_cast<std::int64_t>(before_);
+    return static_cast<double>(grown) / static_cast<double>(size());
   }
   std::size_t size() const { return group().record().members.size(); }
 
@@ -171,7 +175,7 @@ class Crowd final {
   };
 
   static void expect(bool holds, const char* what) {
-    if (!holds) throw std::runtime_error(std::string("crowd: expected ") + what);
+    if (!holds) throw std::runtime_error(std::string("many members: expected ") + what);
   }
   static std::uint32_t number_of(const PeerId& id) {
     std::uint32_t number = 0;
@@ -199,8 +203,9 @@ class Crowd final {
     const std::uint64_t applied = master_->group(0) != nullptr ? group().log().last() : applied_;
     std::vector<wire::Bytes> encoded;
     for (const Said& one : said)
-      encoded.push_back(wire::encode({master_->run(), master_->term(), applied}, one.message));
+      encoded.push_back(wire::encode({run_, master_->term(), applied}, one.message));
     now_ += std::chrono::milliseconds(20);
+    const std::size_t request_log = wire::Message(wire::RequestLog{}).index();
     std::size_t bytes = 0;
     const double began = thread_cpu_seconds();
     for (std::size_t i = 0; i < said.size(); ++i) {
@@ -216,7 +221,7 @@ class Crowd final {
       for (const master::Action& action : master_->take_actions()) {
         if (const auto* send = std::get_if<master::Send>(&action)) {
           bytes += send->bytes.size();
-          if (send->bytes[5] == kRequestLog) asked_ = send->to;
+          if (send->bytes[5] == request_log) asked_ = send->to;
         }
         expect(!std::holds_alternative<master::Close>(action), "that nobody is refused");
       }
@@ -224,11 +229,12 @@ class Crowd final {
     return {thread_cpu_seconds() - began, bytes};
   }
 
-  static constexpr std::uint8_t kRequestLog = 28;  // its number in docs/internals/protocol.md
+  static constexpr std::uint64_t kRun = 77;
 
   master::Options options_;
   std::uint32_t founders_ = 0;
   std::size_t before_ = 0;
+  std::uint64_t run_ = kRun;  // of the members
   std::uint32_t next_ = 1;
   std::uint64_t calls_ = 0;
   std::uint64_t applied_ = 0;
@@ -239,16 +245,16 @@ class Crowd final {
 
 }  // namespace
 
-void bind_crowd(nb::module_& m);
-void bind_crowd(nb::module_& m) {
-  nb::class_<Crowd>(m, "Crowd")
+void bind_many_members(nb::module_& m);
+void bind_many_members(nb::module_& m) {
+  nb::class_<ManyMembers>(m, "ManyMembers")
       .def(nb::init<std::uint32_t>(), "members"_a)
-      .def("start", &Crowd::start)
-      .def("call", &Crowd::call)
-      .def("heartbeats", &Crowd::heartbeats)
-      .def("lose", &Crowd::lose)
-      .def("admit", &Crowd::admit)
-      .def("restart", &Crowd::restart)
-      .def("memory", &Crowd::memory)
-      .def("size", &Crowd::size);
+      .def("start", &ManyMembers::start)
+      .def("call", &ManyMembers::call)
+      .def("heartbeats", &ManyMembers::heartbeats)
+      .def("lose", &ManyMembers::lose)
+      .def("admit", &ManyMembers::admit)
+      .def("restart", &ManyMembers::restart)
+      .def("memory", &ManyMembers::memory)
+      .def("size", &ManyMembers::size);
 }
