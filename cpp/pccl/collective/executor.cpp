@@ -12,9 +12,15 @@
 namespace pccl::collective {
 namespace {
 
-constexpr std::uint32_t kMaxWindow = 64;
 constexpr std::uint32_t kLeastSegment = 64;              // bytes
 constexpr std::size_t kCopyPart = std::size_t{2} << 20;  // of a result that is copied at once
+
+// The most segments in a window, and how many a rank may be ahead of what it combines: at least as
+// many bytes as are on the way on a long and fast link.
+std::uint32_t max_window(std::uint64_t segment_bytes) {
+  constexpr std::uint64_t kBytes = 32 << 20;
+  return static_cast<std::uint32_t>(std::max<std::uint64_t>(64, kBytes / segment_bytes));
+}
 
 }  // namespace
 
@@ -560,7 +566,8 @@ void Executor::post_receives(Operation& operation) {
     const std::uint64_t left =
         options_.buffer_bytes > granted_bytes_ ? options_.buffer_bytes - granted_bytes_ : 0;
     const std::uint64_t fits = left / 4 / segment_bytes / contributors.size();
-    const auto window = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(fits, 1, kMaxWindow));
+    const auto window =
+        static_cast<std::uint32_t>(std::clamp<std::uint64_t>(fits, 1, max_window(segment_bytes)));
     operation.window[peer] = window;
     operation.granted[peer] = 0;
     granted_bytes_ += window * segment_bytes;
@@ -613,7 +620,7 @@ bool Executor::sendable(const Operation& operation, const Outlet& outlet) {
   const auto [place, index] = *outlet.partials.begin();
   if (!operation.schedule.chunks[operation.layout.segments[index].chunk].paced) return true;
   return operation.combining >= operation.to_combine.size() ||
-         place < operation.combining + kMaxWindow;
+         place < operation.combining + max_window(operation.spec.world->plan.segment_bytes);
 }
 
 void Executor::queue_turn(const PeerId& to, Operation& operation, Outlet& outlet) {

@@ -121,10 +121,11 @@ std::string described(const Candidate& candidate, const std::vector<std::uint32_
   return text + ", shares of " + list(percent, "/") + " %";
 }
 
-// The segment size: at most 20 ms on the slowest link. A slow site sends its last segments in
-// parallel, one on each connection, and all sites wait for the slowest connection.
+// The segment size: at most 20 ms on one of the 16 connections of the slowest link. Segments are
+// sent in parallel, one on each connection. A segment is combined and sent on only as a whole, and
+// in the end all sites wait for the slowest connection.
 std::uint32_t segment_for(const Network& network, std::uint32_t most) {
-  constexpr double kLongest = 0.02;
+  constexpr double kLongest = 0.02 / 16;
   constexpr std::uint32_t kLeast = 64 << 10;
   double slowest = kInfinity;
   for (std::size_t site = 0; site < network.size(); ++site)
