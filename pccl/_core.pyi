@@ -286,6 +286,10 @@ class Communicator:
     def drain(self) -> None:
         """Asks this peer to leave at its next admission point."""
 
+    def expect_operation(self, seconds: float, nbytes: int) -> None:
+        """The next operation comes in about so many seconds, at most an hour, with arrays of `nbytes` bytes
+        (0: not known): see `pccl.prepare`."""
+
     def wait_no_longer_than(self, quorum: int, grace_ms: int) -> None:
         """Lets the master put out who is late in a call once that many thousandths of the members
         have entered it, and the grace is over. 0: waits for all."""

@@ -311,9 +311,13 @@ class MasterPlay:
     def links(self) -> list[tuple[int, int]]: ...
     def relayed(self) -> list[tuple[int, int]]: ...
 
-class Crowd:
-    """A master and members that say what members say. Steps return the master's processor time and
-    the bytes that it sends."""
+def warmed_up(
+    links: list[tuple[int, int, int]], expected: int, begins: int
+) -> list[list[tuple[int, int]]]: ...
+
+class ManyMembers:
+    """A master, and a loop that sends it the messages of so many members. Each step returns the seconds
+    of processor time that the master takes, and the bytes that it sends."""
 
     def __init__(self, members: int) -> None: ...
     def start(self) -> tuple[float, int]: ...

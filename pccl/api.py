@@ -35,6 +35,7 @@ __all__ = [
     "is_initialized",
     "membership",
     "on_membership_change",
+    "prepare",
     "rank",
     "shutdown",
     "stats",
@@ -333,6 +334,27 @@ def drain(comm: Communicator | None = None) -> None:
         NotInitialized: Before `init`.
     """
     _use(comm, "drain")._drain()
+
+
+def prepare(
+    seconds: float = 0.0, *, nbytes: int | None = None, comm: Communicator | None = None
+) -> None:
+    """Announces this peer's next collective call, so that its links are fast when it begins.
+
+    For programs with pauses between calls, whose peers are far apart: see
+    `Communicator.prepare`. Only this peer's links are affected, and it waits for nothing.
+
+    Args:
+        seconds: Until the call: 0 to 3600.
+        nbytes: Bytes of the call's arrays. Filler is at most a quarter of what the call sends.
+            Default: not known, and no limit.
+        comm: Default: the process's communicator.
+
+    Raises:
+        NotInitialized: Before `init`.
+        InvalidArgument: `seconds` or `nbytes` is no such number.
+    """
+    _use(comm, "prepare").prepare(seconds, nbytes=nbytes)
 
 
 def barrier(*, timeout: float | None = None, comm: Communicator | None = None) -> None:

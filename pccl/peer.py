@@ -23,6 +23,7 @@ _MAX_STRIPES = 255
 _MAX_REPLICA_NAME = 256
 _MAX_RANKS = 4096
 _MAX_ATTEMPTS = 2**31 - 1
+MOST_NOTICE = 3600.0  # seconds: of Communicator.prepare
 
 
 class _Publisher(Protocol):
@@ -246,6 +247,12 @@ class Peer(_core.Reducer):
         engine = self._engine
         if engine is not None:
             engine.drain()
+
+    def _expect_operation(self, seconds: float, nbytes: int) -> None:
+        """As `Communicator.prepare`, unless this peer has left the run."""
+        engine = self._engine
+        if engine is not None and seconds <= MOST_NOTICE:
+            engine.expect_operation(seconds, nbytes)
 
     def _wait_no_longer_than(self, quorum: float, grace_seconds: float) -> None:
         """Lets the master evict members that are late in a call, from now on.

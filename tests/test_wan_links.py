@@ -11,7 +11,7 @@ import namespaces
 import pytest
 from lab import Host, Lab
 from programs import wan_links
-from workers import Worker
+from workers import Worker, eventually
 
 pytestmark = [
     pytest.mark.root,
@@ -122,6 +122,36 @@ def test_a_link_that_becomes_slow_is_found_by_transfers_alone() -> None:
             answers = [peer.expect("done", 300) for peer in peers]
     for answer in answers:
         assert answer["right"] and answer["found"], answer
+
+
+def test_who_prepares_a_call_sends_before_it_and_the_sum_is_right() -> None:
+    with Lab([Host(100, 100)] * 2, delay_ms=40) as world:
+        hosts = hosts_of(world)
+        with namespaces.running_on(hosts[0]) as run:
+            peers = [
+                run.peer(wan_links.prepare_as_told, host, PCCL_MIN_PEERS="2") for host in hosts
+            ]
+            for peer in peers:
+                peer.expect("in", 60)
+
+            def sent() -> tuple[int, int]:
+                """The bytes that each host sends after it was told to prepare itself."""
+                world.clear()
+                peers[0].tell("prepare")
+                peers[0].expect("prepared")
+                # The most that a call may be late, and the half second.
+                assert not threading.Event().wait(1.5)
+                paths = world.stats().paths
+                return paths[0, 1].bytes, paths[1, 0].bytes
+
+            # Round trips of idle links are measured every five seconds.
+            there, back = eventually(lambda: (told := sent())[0] > 1_000_000 and told)
+            # 25 MB/s, as the rate is not known, and 80 ms: 2 MB are on the way. 100 Mbit/s carry
+            # less than 20 MB in this time.
+            assert there < 20_000_000 and back < there / 10
+            for peer in peers:
+                peer.tell("call")
+            assert all(peer.expect("done", 60)["right"] for peer in peers)
 
 
 def test_a_slow_run_measures_its_links_by_itself() -> None:

@@ -1,13 +1,17 @@
 """One host of benchmarks/wan/run.py: joins, has the array, and carries out orders from standard
 input.
 
-size      makes arrays of that many bytes ready     fills them for a call go        one all-reduce
-by one system; answers with a line of JSON: when it began and ended by the clock that all
-          processes of this machine share, whether every element is right, and the CRC of the result
+size      makes arrays of that many bytes
+ready     fills them for a call
+prepare   announces a call of pccl in so many seconds
+go        one all-reduce by one system; answers with a line of JSON: when it began and ended by the
+          clock that all processes of this machine share, whether every element is right, and the
+          CRC of the result
 end       leaves
 
-Systems: "pccl" is one `pccl.allreduce`; "gloo1" one all-reduce of torch.distributed's Gloo; "gloo8"
-eight slices of the array at once, each in a group, with connections and a thread, of its own.
+Systems: "pccl" is one `pccl.allreduce`, and "prepared" another one; "gloo1" one all-reduce of
+torch.distributed's Gloo; "gloo8" eight slices of the array at once, each in a group, with
+connections and a thread, of its own.
 
     python benchmarks/wan/peer.py --master      # serves as master instead
 """
@@ -116,7 +120,8 @@ class Host:
 
     def go(self, system: str) -> dict[str, Any]:
         call: Callable[[], object]
-        if system == "pccl":
+        ours = system in ("pccl", "prepared")
+        if ours:
             result, call = self.out, self._pccl
         else:
             assert self.gloo is not None
@@ -127,7 +132,7 @@ class Host:
         call()
         end = time.monotonic()
         cpu = time.process_time() - cpu
-        right = self._is_right(result, self.quantize if system == "pccl" else None)
+        right = self._is_right(result, self.quantize if ours else None)
         crc = zlib.crc32(result.tobytes())
         return {"begin": begin, "end": end, "cpu": cpu, "right": right, "crc": crc}
 
@@ -155,6 +160,8 @@ class Host:
             elif order["order"] == "ready":
                 self.ready()
                 say("ready")
+            elif order["order"] == "prepare":
+                pccl.prepare(order["seconds"])
             else:
                 say("done", **self.go(order["system"]))
         if self.pccl:

@@ -31,7 +31,7 @@ from peers import Peer, ask
 from report import MIB, Table, machine, ratio, size_name, warnings, write_results
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = {"pccl": "pccl", "gloo1": "Gloo", "gloo8": "8 Gloo"}
+NAMES = {"pccl": "pccl", "prepared": "prepared", "gloo1": "Gloo", "gloo8": "8 Gloo"}
 LATE_MS = 5.0  # packets that are later than that make a measurement worthless
 START = 300.0  # seconds for joining
 CALL = 900.0  # seconds for a call
@@ -86,6 +86,9 @@ def peers_of(lab: Lab, systems: Sequence[str], args: argparse.Namespace) -> Iter
 def call(peers: Sequence[Peer], system: str, idle: float) -> float:
     """Seconds of one all-reduce, or SystemExit if it is wrong anywhere."""
     ask(peers, "ready", "ready")
+    if system == "prepared":
+        for peer in peers:
+            peer.tell("prepare", seconds=idle)
     time.sleep(idle)
     for peer in peers:
         peer.tell("go", system=system)
@@ -183,17 +186,19 @@ def main() -> None:
     )
     parser.add_argument("--secret", action="store_true", help="pccl with TLS; Gloo has none")
     parser.add_argument("--rates", type=float, default=1.0, help="multiplies all links' rates")
-    parser.add_argument("--systems", nargs="+", choices=list(NAMES)[1:], default=list(NAMES)[1:],
+    parser.add_argument("--systems", nargs="+", choices=list(NAMES)[2:], default=list(NAMES)[2:],
                         help="beside pccl")  # fmt: skip
+    parser.add_argument("--prepare", action="store_true", help="calls after pccl.prepare, too")
     parser.add_argument("--no-gloo", action="store_true", help="pccl alone")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    systems = ["pccl", *([] if args.no_gloo else args.systems)]
+    systems = ["pccl", *(["prepared"] if args.prepare else [])]
     if importlib.util.find_spec("torch") is None:
         print("torch is not installed: without Gloo")
-        systems = ["pccl"]
+    elif not args.no_gloo:
+        systems += args.systems
     about = machine()
     for warning in warnings(about, 0):
         print(f"note: {warning}")

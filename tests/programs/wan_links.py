@@ -32,6 +32,19 @@ def reduce_as_told() -> None:
     pccl.shutdown()
 
 
+def prepare_as_told() -> None:
+    """Prepares a call each time that it is told; "call": makes it, and says how that went."""
+    start()
+    pccl.allreduce(x(10))
+    say(event="in")
+    while hear() != "call":
+        pccl.prepare(0.5)
+        say(event="prepared")
+    total, info = pccl.allreduce(x(100_000), return_info=True)
+    say(event="done", right=bool((total == expected(info)).all()))
+    hear()
+
+
 def find_a_slow_link() -> None:
     """All stop at the same reduction: each says in it what it sees."""
     comm = start()

@@ -321,6 +321,16 @@ void bind_communicator(nb::module_& m) {
              engine->drain();
            })
       .def(
+          "expect_operation",
+          [](const CommunicatorHandle& comm, double seconds, std::uint64_t nbytes) {
+            const std::shared_ptr<node::Communicator> engine = comm.engine;
+            const auto in =
+                std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+            const GilRelease release;
+            engine->expect_operation(in, nbytes);
+          },
+          "seconds"_a, "nbytes"_a)
+      .def(
           "wait_no_longer_than",
           [](const CommunicatorHandle& comm, std::uint16_t quorum, std::uint32_t grace_ms) {
             const std::shared_ptr<node::Communicator> engine = comm.engine;

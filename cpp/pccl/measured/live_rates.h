@@ -46,6 +46,8 @@ class LiveRates {
 
   // Returns the rates that differ enough from the known ones to be reported; empty: none.
   [[nodiscard]] wire::Measurements news(const Known& known, Instant now);
+  // The last report of this host's rates; 0: none since forget().
+  [[nodiscard]] const wire::HostRate& last_said() const { return said_.value; }
 
  private:
   struct Count {

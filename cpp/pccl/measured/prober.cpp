@@ -3,21 +3,17 @@
 #include <algorithm>
 #include <limits>
 
+#include "pccl/measured/filler.h"
+
 namespace pccl::measured {
 namespace {
 
-constexpr std::uint32_t kFillerBytes = 32 << 10;
 // A link gets a rate of its own only if it carries less than this part of its share.
 constexpr double kMuchLess = 0.4;
 
 std::uint32_t clipped(double value) {
   constexpr auto kMost = static_cast<double>(std::numeric_limits<std::uint32_t>::max());
   return static_cast<std::uint32_t>(std::clamp(value, 0.0, kMost));
-}
-
-const std::vector<std::uint8_t>& filler() {
-  static const std::vector<std::uint8_t> zeros(kFillerBytes, 0);
-  return zeros;
 }
 
 }  // namespace
@@ -100,15 +96,10 @@ bool Prober::next_filler(const PeerId& to, Instant now, link::OutgoingFrame& fra
   const auto it = ways_.find(to);
   if (it == ways_.end() || it->second.left == 0 || now < began_ + kFill || now >= began_ + kFilled)
     return false;
-  link::FrameHeader header;
-  header.type = link::FrameType::probe;
-  header.payload_bytes =
+  const auto bytes =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(kFillerBytes, it->second.left));
-  it->second.left -= header.payload_bytes;
-  frame.header = link::encode(header);
-  frame.payload = {{const_cast<std::uint8_t*>(filler().data()), header.payload_bytes}};
-  frame.payload_bytes = header.payload_bytes;
-  frame.trailer = true;
+  it->second.left -= bytes;
+  frame = filler_frame(bytes);
   return true;
 }
 

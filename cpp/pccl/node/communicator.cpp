@@ -689,6 +689,17 @@ void Communicator::drain() {
   visit.runtime().act();
 }
 
+void Communicator::expect_operation(Duration in, std::uint64_t bytes) {
+  const auto found = runtime();
+  if (!found) return;
+  const Limit limit;
+  const Until until(limit);
+  Visit visit(*found, until);
+  const Instant now = clock_now();
+  visit.engine().expect_operation(now + in, bytes, now);
+  visit.runtime().act();
+}
+
 void Communicator::wait_no_longer_than(const wire::Patience& patience) {
   const auto found = runtime();
   if (!found) return;

@@ -314,6 +314,7 @@ CallPtr Engine::enter(wire::RoundKind kind, Instant now, wire::RoundPayload payl
 
 CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   CallPtr call = begin_call(now);
+  measuring_.warm_up().end();
   if (!call->done) operations_.start(call, std::move(request), now);
   return call;
 }
@@ -348,6 +349,14 @@ CallPtr Engine::start_optimize(Instant now) {
   measuring_.start(call);
   link_driver_.measuring_told();
   return call;
+}
+
+void Engine::expect_operation(Instant at, std::uint64_t bytes, Instant now) {
+  this->at(now);
+  if (out() || !session_.member()) return;
+  measuring_.expect_operation(at, bytes);
+  measuring_.on_time(link_driver_.context());
+  link_driver_.measuring_told();
 }
 
 // Like `enter`, but ends the round, so that no member has to enter it.

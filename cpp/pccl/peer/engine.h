@@ -114,6 +114,9 @@ class Engine {
   // Measures the links between members for about three seconds, and the master plans with the
   // result. One at a time.
   [[nodiscard]] CallPtr start_optimize(Instant now);
+  // The user's next operation comes at about that time, with arrays of `bytes` bytes (0: not
+  // known). Links get ready for it until it starts.
+  void expect_operation(Instant at, std::uint64_t bytes, Instant now);
   // Ends the next round of that kind for all members, instead of entering it.
   [[nodiscard]] CallPtr give_up(wire::RoundKind kind, Code code, Instant now);
   // The caller gives up. The call still ends by the master's verdict; if none arrives within a
@@ -135,6 +138,8 @@ class Engine {
   // This peer was asked to leave at its next admission point.
   [[nodiscard]] bool draining() const { return draining_; }
   [[nodiscard]] bool optimizing() const { return measuring_.active(); }
+  // Links get ready for an operation that was announced.
+  [[nodiscard]] bool warms_up() const { return measuring_.warm_up().active(); }
 
   // -- parts
   [[nodiscard]] Admission& admission() { return admission_; }

@@ -1,20 +1,24 @@
 // Rates and round trips of the links, from an optimize_topology call, which measures all links at
-// once, and from ordinary traffic. The master plans with both. Pure.
+// once, and from ordinary traffic. The master plans with both, and links are warmed up by them.
+// Pure.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 
 #include "pccl/measured/live_rates.h"
 #include "pccl/measured/prober.h"
+#include "pccl/measured/warm_up.h"
 #include "pccl/peer/call_driver.h"
 #include "pccl/peer/locality.h"
 
 namespace pccl::peer {
 
 struct MeasuringOptions {
-  std::uint64_t probe_bytes = 0;  // the most bytes sent to each peer
+  std::uint64_t probe_bytes = 0;  // the most bytes sent to each peer for a measurement; in
+                                  // warm-ups, the most on the way
   Duration heartbeat_interval{};
 };
 
@@ -58,9 +62,17 @@ class Measuring {
   void count(const link::Stripe& from, Instant now);
   void on_pong(const PeerId& peer, const link::FrameHeader& header, bool reducing, Instant now);
 
+  // -- before an operation
+  // The next one begins at about that time, with arrays of `bytes` bytes (0: not known): warms up
+  // the links to which it sends.
+  void expect_operation(Instant at, std::uint64_t bytes);
+  [[nodiscard]] measured::WarmUp& warm_up() { return warm_up_; }
+  [[nodiscard]] const measured::WarmUp& warm_up() const { return warm_up_; }
+
   void on_time(const link::LinkContext& context);
   [[nodiscard]] Instant next_deadline() const {
-    return measures() ? prober_.next_deadline() : Instant::max();
+    return std::min(measures() ? prober_.next_deadline() : Instant::max(),
+                    warm_up_.next_deadline());
   }
   [[nodiscard]] measured::Prober& prober() { return prober_; }
 
@@ -91,6 +103,9 @@ class Measuring {
   Instant looked_{};
   Instant next_pings_{};
   bool reduced_ = false;  // at the last look
+
+  measured::WarmUp warm_up_;
+  std::map<PeerId, Duration> round_trips_;  // the least on idle links to members
 };
 
 }  // namespace pccl::peer

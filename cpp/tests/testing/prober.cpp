@@ -1,4 +1,4 @@
-// A member's reports about measured links.
+// A member's reports about measured links, and the filler that it sends before a call.
 #include "pccl/measured/prober.h"
 
 #include <nanobind/nanobind.h>
@@ -9,11 +9,13 @@
 
 #include <cstdint>
 #include <map>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "pccl/measured/live_rates.h"
+#include "pccl/measured/warm_up.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -115,9 +117,42 @@ class Watcher {
   std::map<pccl::PeerId, pccl::wire::LinkRate> links_;
 };
 
+// The filler of a warm-up. A link is (milliseconds of its round trip, bytes on the way at full
+// rate, the most in all); its portions are (milliseconds from now, bytes). The call is expected
+// after `expected` milliseconds. The links are asked every millisecond until it `begins`.
+std::vector<std::vector<std::pair<int, std::uint64_t>>> warmed_up(
+    const std::vector<std::tuple<int, std::uint64_t, std::uint64_t>>& links, int expected,
+    int begins) {
+  using std::chrono::milliseconds;
+  const pccl::Instant start{std::chrono::hours(1)};
+  std::vector<pccl::measured::WarmUp::Way> ways;
+  for (const auto& [round_trip, window, most] : links)
+    ways.push_back({numbered(ways.size()), milliseconds(round_trip), window, most});
+  pccl::measured::WarmUp warm_up;
+  warm_up.begin(ways, start + milliseconds(expected));
+  std::vector<std::vector<std::pair<int, std::uint64_t>>> sent(links.size());
+  for (int at = 0; at < begins; ++at) {
+    const pccl::Instant now = start + milliseconds(at);
+    const bool due = warm_up.next_deadline() <= now;
+    // Filler comes when it is due, and at no other time.
+    if (warm_up.on_time(now) && !due) throw std::runtime_error("no deadline was set for it");
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      std::uint64_t bytes = 0;
+      pccl::link::OutgoingFrame frame;
+      while (warm_up.next(numbered(i), frame)) bytes += frame.payload_bytes;
+      if (bytes > 0) sent[i].emplace_back(at, bytes);
+    }
+  }
+  warm_up.end();
+  if (warm_up.active() || warm_up.next_deadline() != pccl::Instant::max())
+    throw std::runtime_error("it goes on after the call has begun");
+  return sent;
+}
+
 }  // namespace
 
 void bind_prober(nb::module_& m) {
+  m.def("warmed_up", &warmed_up, "links"_a, "expected"_a, "begins"_a);
   m.def("probed_row", &probed_row, "ways"_a);
   nb::class_<Watcher>(m, "RateWatcher")
       .def(nb::init<>())

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LEAST_TOKENS, _MOST_TOKENS = 1e-6, 1e15
+_NOTICE_SECONDS = 1.0  # more than links take to get ready for a reduction
 
 _log = logging.getLogger(__name__)
 
@@ -187,6 +188,7 @@ class DiLoCo(Joining):
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self.round_steps = 0
         self._clock = RoundClock(plan.round_seconds, len(plan.fragments))
+        self._announced = 0  # the step of the latest reduction that links were told of
         self._given: Mapping[int, Contribution] = {}  # in the present call of `_advance`
         self._late: Late | None = None
         self._keeps_learning = (
@@ -339,6 +341,7 @@ class DiLoCo(Joining):
                     self._go_on(self._plan.leaving(self._steps), self._given, [])
                     self._given = {}
             self._clock.begin()
+            self._announced = 0
             self._joined = True
 
     def step(self, tokens: float | None = None) -> bool:
@@ -375,7 +378,9 @@ class DiLoCo(Joining):
             seen.steps += 1
             seen.tokens += tokens or 0.0
             seen.counted = seen.counted or tokens is not None
-        if self._plan.round_seconds is not None:
+        if self._plan.round_seconds is None:
+            self._clock.step()
+        else:
             self._count_in_time()
         self._look()
         try:
@@ -391,6 +396,7 @@ class DiLoCo(Joining):
             # Not in `admit`, which comes before this round's contribution.
             if not self.observers or self._may_leave:
                 api.leave_if_asked(self._comm, FUNC)
+        self._announce()
         return ended
 
     def finish(self) -> None:
@@ -560,6 +566,19 @@ class DiLoCo(Joining):
             self._steps = self._plan.next_leaving(self._steps)
         if self._plan.leaving(self._steps):
             self._clock.next_turn()
+
+    def _announce(self) -> None:
+        """Has the links get ready if a reduction is near, as after a pause they begin slowly."""
+        if self._announced > self._steps or self._plan.sparse is not None:
+            return  # what is sparse has fewer bytes than it takes to get links ready
+        at = self._plan.next_leaving(self._steps + 1)
+        steps = min(at - self._steps, self._clock.steps_left())
+        seconds = steps * self._clock.step_seconds
+        comm = self._communicator()
+        if comm is not None and (steps == 1 or seconds <= _NOTICE_SECONDS):
+            self._announced = at
+            elements = sum(array.size for p in self._plan.leaving(at) for array in self._arrays(p))
+            comm._expect_operation(seconds, elements * (4 if self._quantize is None else 1))
 
     def _advance(self) -> None:
         leaving = self._plan.leaving(self._steps)

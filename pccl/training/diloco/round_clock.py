@@ -35,12 +35,25 @@ class RoundClock:
         """A turn is over, by its time or by its number of steps."""
         self._over += 1
 
+    @property
+    def step_seconds(self) -> float:
+        """How long a step takes; infinite before the first one."""
+        return min(self._shortest, self._before)
+
     def step(self) -> bool:
         """Counts a step that is over now. Returns whether the turn is over."""
-        if self._seconds is None:
-            return False
         latest, self._latest = self._latest, now()
         self._shortest = min(self._shortest, self._latest - latest)
-        another = min(self._shortest, self._before)
+        return self._left() <= self.step_seconds / 2
+
+    def steps_left(self) -> float:
+        """Further steps in the turn; infinite if it does not end by its time."""
+        left, another = self._left(), self.step_seconds
+        return max(1, round(left / another)) if 0 < another and left < math.inf else left
+
+    def _left(self) -> float:
+        """Seconds of the turn as of the latest step; infinite if it does not end by its time."""
+        if self._seconds is None:
+            return math.inf
         end = self._seconds * (self._over + 1) / self._turns
-        return self._latest - self._began + another / 2 >= end
+        return end - (self._latest - self._began)

@@ -1,0 +1,64 @@
+// Fills links shortly before an operation that the program announces. A connection that was idle
+// for a fraction of a second begins slowly again (RFC 5681, section 4.1), and takes several round
+// trips to its full rate. With filler it has that rate when the operation begins. Sans-I/O: the
+// engine asks for frames to send.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <span>
+
+#include "pccl/base/ids.h"
+#include "pccl/link/stripe.h"
+
+namespace pccl::measured {
+
+// *one thread: the engine's*
+class WarmUp {
+ public:
+  // A connection with a shorter round trip reaches its rate at once.
+  static constexpr Duration kShortest = std::chrono::milliseconds(5);
+  // Filler begins so many round trips before the expected time. A connection doubles its rate in
+  // each, from 10 packets on.
+  static constexpr int kLead = 6;
+  // An operation may begin so much later than expected.
+  static constexpr Duration kLate = std::chrono::seconds(1);
+  // After a shorter pause a connection keeps its rate: the least time that Linux waits for a
+  // confirmation (TCP_RTO_MIN).
+  static constexpr Duration kPause = std::chrono::milliseconds(200);
+
+  struct Way {
+    PeerId peer;
+    Duration round_trip{};
+    std::uint64_t window = 0;  // bytes that are on the way at full rate
+    std::uint64_t most = 0;    // bytes of filler in all
+  };
+
+  // The next operation sends to these peers, from about `expected` on. Replaces an earlier
+  // announcement.
+  void begin(std::span<const Way> ways, Instant expected);
+  // The operation has begun.
+  void end() { links_.clear(); }
+  [[nodiscard]] bool active() const { return !links_.empty(); }
+
+  // Call as time passes. True: there may be frames to send to all peers.
+  bool on_time(Instant now);
+  // Instant::max(): not active.
+  [[nodiscard]] Instant next_deadline() const;
+  // True with filler in `frame`.
+  bool next(const PeerId& to, link::OutgoingFrame& frame);
+
+ private:
+  struct Link {
+    Duration round_trip{};
+    std::uint64_t window = 0;
+    std::uint64_t most = 0;  // bytes that all further portions may have
+    Instant due{};           // the next portion
+    std::uint64_t left = 0;  // of the portion
+  };
+  std::map<PeerId, Link> links_;
+  Instant until_{};
+};
+
+}  // namespace pccl::measured
