@@ -339,15 +339,15 @@ def drain(comm: Communicator | None = None) -> None:
 def prepare(
     seconds: float = 0.0, *, nbytes: int | None = None, comm: Communicator | None = None
 ) -> None:
-    """Announces this peer's next collective call, so that its links are fast when it begins.
+    """Announces this peer's next operation, so that its links are fast when it begins.
 
     For programs with pauses between calls, whose peers are far apart: see
     `Communicator.prepare`. Only this peer's links are affected, and it waits for nothing.
 
     Args:
-        seconds: Until the call: 0 to 3600.
-        nbytes: Bytes of the call's arrays. Filler is at most a quarter of what the call sends.
-            Default: not known, and no limit.
+        seconds: Until the operation: 0 to 3600.
+        nbytes: Bytes of its arrays. Filler is about a quarter of what an all-reduce of them sends,
+            at most. Default: not known, and no limit.
         comm: Default: the process's communicator.
 
     Raises:

@@ -136,21 +136,23 @@ class Communicator(Peer):
             raise
 
     def prepare(self, seconds: float = 0.0, *, nbytes: int | None = None) -> None:
-        """Announces this peer's next collective call, so that its links are fast when it begins.
+        """Announces this peer's next operation, so that its links are fast when it begins.
 
         A TCP connection that was idle for a fraction of a second begins slowly again. Six round
-        trips before the expected time this peer begins to send filler to the members to which the
-        call will send: as many bytes as are on the way at full rate, and again as many for every
-        0.2 s and a round trip. It ends with the call, or a second after the expected time.
-        Links with round trips below 5 ms need and get none.
+        trips before the expected time this peer begins to send filler to the members to which a
+        large all-reduce sends: as many bytes as are on the way at full rate, and again as many for
+        every 0.2 s and a round trip. It ends with this peer's next reduction or other operation on
+        arrays, at the next change of the membership, or a second after the expected time. There is
+        none while an operation runs, and none on links with round trips below 5 ms or of which
+        none is known yet: idle links are measured every 5 s.
 
         Not a collective call: a peer that makes it prepares what it sends itself. It does not wait
-        for the links. DiLoCo does this before each reduction.
+        for the links. DiLoCo does this before each reduction that is not sparse.
 
         Args:
-            seconds: Until the call: 0 to 3600.
-            nbytes: Bytes of the call's arrays. Filler is at most a quarter of what the call sends.
-                Default: not known, and no limit.
+            seconds: Until the operation: 0 to 3600.
+            nbytes: Bytes of its arrays. Filler is about a quarter of what an all-reduce of them
+                sends, at most. Default: not known, and no limit.
 
         Raises:
             InvalidArgument: One of them is no such number.
@@ -159,7 +161,7 @@ class Communicator(Peer):
         engine = self._joined(func)
         try:
             until = float(seconds)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             until = math.nan
         if not 0 <= until <= MOST_NOTICE:
             sentence = f"seconds is a number from 0 to {MOST_NOTICE:g}, not {seconds!r}"

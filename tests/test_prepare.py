@@ -1,4 +1,4 @@
-"""`pccl.prepare`: links are warmed up before a call that the program announces."""
+"""`pccl.prepare`: links get filler before a call that the program announces."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from pccl.training.diloco import round_clock
 
 
 def test_filler_begins_six_round_trips_before_the_call_and_ends_with_it() -> None:
-    [far, near, between] = _testing.warmed_up(
+    [far, near, between] = _testing.primed(
         [(80, 4000, 10**6), (4, 4000, 10**6), (20, 500, 10**6)], 1000, 1300
     )
-    # What is on the way at full rate, and as much again before each pause that is long enough for
-    # the connection to begin slowly.
+    # A portion is what is on the way at full rate. The next one comes before the connection would
+    # begin slowly again.
     assert far == [(520, 4000), (800, 4000), (1080, 4000)]
     assert near == []
     assert between == [(880, 500), (1100, 500)]
 
 
 def test_filler_ends_a_second_after_a_call_that_does_not_come() -> None:
-    [portions] = _testing.warmed_up([(50, 100, 10**6)], 0, 5000)
+    [portions] = _testing.primed([(50, 100, 10**6)], 0, 5000)
     assert [at for at, _ in portions] == [0, 250, 500, 750]
 
 
 def test_filler_has_a_limit() -> None:
-    [portions, none] = _testing.warmed_up([(50, 100, 250), (50, 100, 0)], 0, 5000)
+    [portions, none] = _testing.primed([(50, 100, 250), (50, 100, 0)], 0, 5000)
     assert portions == [(0, 100), (250, 100), (500, 50)]
     assert none == []
 
@@ -42,7 +42,7 @@ def test_prepare_refuses_what_is_no_time_or_size() -> None:
     with pytest.raises(pccl.NotInitialized):
         pccl.prepare(1)
     with members(1) as [comm]:
-        for wrong in (-0.1, 3600.1, math.nan, math.inf, "soon", None):
+        for wrong in (-0.1, 3600.1, 10**400, math.nan, math.inf, "soon", None):
             with pytest.raises(pccl.InvalidArgument, match="seconds is a number from 0 to 3600"):
                 comm.prepare(wrong)  # type: ignore[arg-type]
         for wrong in (0, -1, 1.5, "all", True):
@@ -73,8 +73,8 @@ def test_calls_after_a_notice_are_as_others(monkeypatch: pytest.MonkeyPatch) -> 
     [
         # One step before each reduction, however long steps are.
         ({"sync_every": 4}, 7.0, [(3, 7.0), (7, 7.0)]),
-        # A second before, with shorter steps.
-        ({"sync_every": 8}, 0.25, [(4, 1.0), (12, 1.0)]),
+        # Two seconds before, with shorter steps, and again in the last step.
+        ({"sync_every": 8}, 0.5, [(4, 2.0), (7, 0.5), (12, 2.0), (15, 0.5)]),
         # Rounds that end by their time.
         ({"sync_every": 8, "round_seconds": 12}, 5.0, [(1, 5.0), (3, 5.0)]),
         # Each fragment's reduction.

@@ -46,7 +46,7 @@ std::uint64_t bytes_of(const wire::RoundPayload& payload) {
 
 void OpenOperation::enter(const PeerId& from, Entry entry) {
   const auto [it, fresh] = entries_.try_emplace(from);
-  // Memory may run out here, where nothing has changed yet but for an entry that does not count.
+  // Memory may run out here, where nothing is counted yet.
   if (entry.current) ++signatures_[entry.signature.hash];
   if (!fresh) forget(it->second);
   if (entry.done) ++done_;

@@ -314,7 +314,7 @@ CallPtr Engine::enter(wire::RoundKind kind, Instant now, wire::RoundPayload payl
 
 CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   CallPtr call = begin_call(now);
-  measuring_.warm_up().end();
+  measuring_.primer().end();
   if (!call->done) operations_.start(call, std::move(request), now);
   return call;
 }

@@ -139,7 +139,7 @@ class Engine {
   [[nodiscard]] bool draining() const { return draining_; }
   [[nodiscard]] bool optimizing() const { return measuring_.active(); }
   // Links get ready for an operation that was announced.
-  [[nodiscard]] bool warms_up() const { return measuring_.warm_up().active(); }
+  [[nodiscard]] bool primes() const { return measuring_.primer().active(); }
 
   // -- parts
   [[nodiscard]] Admission& admission() { return admission_; }

@@ -328,7 +328,8 @@ bool LinkDriver::next(link::Stripe& to, link::OutgoingFrame& frame) {
     return true;
   }
   if (parts_.sync.transfer().next(peer, frame)) return true;
-  if (parts_.measuring.warm_up().next(peer, frame)) return true;
+  if (!parts_.operations.running() && parts_.measuring.primer().next(peer, to.id(), frame))
+    return true;
   // A few stripes are enough to fill the link. The last one stays free for control frames.
   return links_.is_among_first(to.id(), prober.fillers(), 1) &&
          prober.next_filler(peer, parts_.now, frame);

@@ -14,8 +14,9 @@ namespace {
 
 constexpr Duration kPingEvery = std::chrono::seconds(5);  // planned links, while no operation runs
 constexpr std::size_t kMostProbed = 32;  // a larger group has no time to measure all pairs
-// Of a host whose rate is not known: 200 Mbit/s. If it is more, a warm-up falls short of it.
-constexpr std::uint32_t kUsualRate = 25'000;  // kB/s
+// Of a host whose rate is not known: 50 Mbit/s. If it is more, filler falls short of it. If it were
+// assumed to be more, filler would fill slow lines.
+constexpr std::uint32_t kUsualRate = 6'250;  // kB/s
 // Filler before an operation has at most the fourth part of the operation's bytes.
 constexpr std::uint64_t kFillerShare = 4;
 
@@ -35,6 +36,7 @@ std::set<std::uint32_t> receivers(const wire::Plan& plan, std::uint32_t rank) {
 
 // Two rounds: in the first one members meet, in the second one they report their measurements.
 void Measuring::start(const CallPtr& call) {
+  primer_.end();
   CallTable& table = calls_.table();
   const wire::RoundKey key = table.next_round(wire::RoundKind::optimize);
   table.skip_rounds(wire::RoundKind::optimize, key.sequence + kRounds);
@@ -110,31 +112,38 @@ void Measuring::expect_operation(Instant at, std::uint64_t bytes) {
   std::uint32_t mine = 0;
   while (mine < n && world->members[mine].id != session_.id()) ++mine;
   if (mine == n) return;
-  std::vector<measured::WarmUp::Way> ways;
+  std::vector<measured::Primer::Way> ways;
   for (const std::uint32_t rank : receivers(world->plan, mine)) {
     const PeerId& peer = world->members[rank].id;
     const auto known = round_trips_.find(peer);
     if (known != round_trips_.end() && links_.is_up(peer) && !locality_.shares_with(peer))
-      ways.push_back({peer, known->second, 0, 0});
+      ways.push_back({peer, known->second, 0, 0, 1});
   }
   const bool measured = world->rates.hosts.size() == n;
   std::uint32_t rate = live_rates_.last_said().up_kilobytes_per_s;
   if (rate == 0 && measured) rate = world->rates.hosts[mine].up_kilobytes_per_s;
-  if (rate == 0) rate = kUsualRate;
-  for (measured::WarmUp::Way& way : ways) {
+  if (rate == 0) {  // the ranks of a host share it
+    const auto shares = [&](const wire::Member& one) { return locality_.shares_with(one.id); };
+    rate =
+        kUsualRate / static_cast<std::uint32_t>(1 + std::ranges::count_if(world->members, shares));
+  }
+  std::map<PeerId, std::size_t> stripes;
+  for (const auto& [peer, count] : links_.stripes_by_peer()) stripes[peer] = count;
+  for (measured::Primer::Way& way : ways) {
     const double share = 1000.0 * rate / static_cast<double>(ways.size());
     const auto window = static_cast<std::uint64_t>(share * in_seconds(way.round_trip));
     way.window = std::min(window, options_.probe_bytes);
+    way.stripes = std::max<std::size_t>(stripes[way.peer], 1);
     // An all-reduce sends 2 (n - 1) / n of its arrays.
     const std::uint64_t sent = bytes / n * 2 * (n - 1) / ways.size();
     way.most = bytes == 0 ? std::numeric_limits<std::uint64_t>::max() : sent / kFillerShare;
   }
-  warm_up_.begin(ways, at);
+  primer_.begin(ways, at);
 }
 
 void Measuring::on_time(const link::LinkContext& context) {
   if (prober_.on_time(context.now)) wake_links();
-  if (warm_up_.on_time(context.now)) {
+  if (primer_.on_time(context.now)) {
     for (const wire::Member& member : calls_.record()->members) links_.wake(member.id);
   }
   if (measures() && prober_.over(context.now)) tell(context);
@@ -143,7 +152,7 @@ void Measuring::on_time(const link::LinkContext& context) {
 void Measuring::begin_epoch(const Record& record) {
   prober_.keep(record->members);
   live_rates_.forget();
-  warm_up_.end();
+  primer_.end();
   std::erase_if(round_trips_, [&](const auto& item) {
     return std::ranges::none_of(
         record->members, [&](const wire::Member& member) { return member.id == item.first; });
@@ -157,7 +166,7 @@ void Measuring::watch(bool reducing, Instant now) {
   // A late look may mean that this whole process paused.
   const bool in_time = span <= options_.heartbeat_interval / 2;
   const bool counts = std::exchange(reduced_, reducing) && reducing && in_time && !prober_.active();
-  const bool filled = prober_.active() || warm_up_.active();
+  const bool filled = prober_.active() || primer_.filling(now);
   const bool pings = !reducing && !filled && now >= next_pings_;
   if (pings) next_pings_ = now + kPingEvery;
   std::vector<measured::LiveRates::Way> ways;
@@ -182,8 +191,8 @@ void Measuring::on_pong(const PeerId& peer, const link::FrameHeader& header, boo
                         Instant now) {
   prober_.on_pong(peer, header, now);
   const auto round_trip = links_.on_pong(peer, header, now);
-  // An answer during an operation, or a warm-up, may have waited behind its data.
-  if (!round_trip || reducing || prober_.active() || warm_up_.active() || !session_.member())
+  // An answer during an operation may have waited behind its data, as one behind filler.
+  if (!round_trip || reducing || prober_.active() || primer_.filling(now) || !session_.member())
     return;
   live_rates_.on_round_trip(peer, *round_trip);
   Duration& least = round_trips_.try_emplace(peer, *round_trip).first->second;

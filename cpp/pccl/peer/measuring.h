@@ -1,5 +1,5 @@
 // Rates and round trips of the links, from an optimize_topology call, which measures all links at
-// once, and from ordinary traffic. The master plans with both, and links are warmed up by them.
+// once, and from ordinary traffic. The master plans with both, and links are primed by them.
 // Pure.
 #pragma once
 
@@ -9,8 +9,8 @@
 #include <set>
 
 #include "pccl/measured/live_rates.h"
+#include "pccl/measured/primer.h"
 #include "pccl/measured/prober.h"
-#include "pccl/measured/warm_up.h"
 #include "pccl/peer/call_driver.h"
 #include "pccl/peer/locality.h"
 
@@ -18,7 +18,7 @@ namespace pccl::peer {
 
 struct MeasuringOptions {
   std::uint64_t probe_bytes = 0;  // the most bytes sent to each peer for a measurement; in
-                                  // warm-ups, the most on the way
+                                  // primed links, the most on the way
   Duration heartbeat_interval{};
 };
 
@@ -63,16 +63,15 @@ class Measuring {
   void on_pong(const PeerId& peer, const link::FrameHeader& header, bool reducing, Instant now);
 
   // -- before an operation
-  // The next one begins at about that time, with arrays of `bytes` bytes (0: not known): warms up
+  // The next one begins at about that time, with arrays of `bytes` bytes (0: not known): primes
   // the links to which it sends.
   void expect_operation(Instant at, std::uint64_t bytes);
-  [[nodiscard]] measured::WarmUp& warm_up() { return warm_up_; }
-  [[nodiscard]] const measured::WarmUp& warm_up() const { return warm_up_; }
+  [[nodiscard]] measured::Primer& primer() { return primer_; }
+  [[nodiscard]] const measured::Primer& primer() const { return primer_; }
 
   void on_time(const link::LinkContext& context);
   [[nodiscard]] Instant next_deadline() const {
-    return std::min(measures() ? prober_.next_deadline() : Instant::max(),
-                    warm_up_.next_deadline());
+    return std::min(measures() ? prober_.next_deadline() : Instant::max(), primer_.next_deadline());
   }
   [[nodiscard]] measured::Prober& prober() { return prober_; }
 
@@ -104,7 +103,7 @@ class Measuring {
   Instant next_pings_{};
   bool reduced_ = false;  // at the last look
 
-  measured::WarmUp warm_up_;
+  measured::Primer primer_;
   std::map<PeerId, Duration> round_trips_;  // the least on idle links to members
 };
 

@@ -62,7 +62,7 @@ Task<> UserProgram::compute(Thread thread, Duration most) {
   // Members at even places announce their next call, too early for some of the others.
   if (host_.node() % 2 == 0 && !out()) {
     host_.engine().expect_operation(world.now() + time / 2, 0, world.now());
-    if (host_.engine().warms_up()) world.report.reached.emplace("warm-up", host_.state());
+    if (host_.engine().primes()) world.report.reached.emplace("primed", host_.state());
     host_.settle();
   }
   co_await host_.sleep(time);

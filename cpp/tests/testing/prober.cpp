@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "pccl/measured/live_rates.h"
-#include "pccl/measured/warm_up.h"
+#include "pccl/measured/primer.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -117,34 +117,34 @@ class Watcher {
   std::map<pccl::PeerId, pccl::wire::LinkRate> links_;
 };
 
-// The filler of a warm-up. A link is (milliseconds of its round trip, bytes on the way at full
+// The filler of primed links. A link is (milliseconds of its round trip, bytes on the way at full
 // rate, the most in all); its portions are (milliseconds from now, bytes). The call is expected
 // after `expected` milliseconds. The links are asked every millisecond until it `begins`.
-std::vector<std::vector<std::pair<int, std::uint64_t>>> warmed_up(
+std::vector<std::vector<std::pair<int, std::uint64_t>>> primed(
     const std::vector<std::tuple<int, std::uint64_t, std::uint64_t>>& links, int expected,
     int begins) {
   using std::chrono::milliseconds;
   const pccl::Instant start{std::chrono::hours(1)};
-  std::vector<pccl::measured::WarmUp::Way> ways;
+  std::vector<pccl::measured::Primer::Way> ways;
   for (const auto& [round_trip, window, most] : links)
-    ways.push_back({numbered(ways.size()), milliseconds(round_trip), window, most});
-  pccl::measured::WarmUp warm_up;
-  warm_up.begin(ways, start + milliseconds(expected));
+    ways.push_back({numbered(ways.size()), milliseconds(round_trip), window, most, 1});
+  pccl::measured::Primer primer;
+  primer.begin(ways, start + milliseconds(expected));
   std::vector<std::vector<std::pair<int, std::uint64_t>>> sent(links.size());
   for (int at = 0; at < begins; ++at) {
     const pccl::Instant now = start + milliseconds(at);
-    const bool due = warm_up.next_deadline() <= now;
+    const bool due = primer.next_deadline() <= now;
     // Filler comes when it is due, and at no other time.
-    if (warm_up.on_time(now) && !due) throw std::runtime_error("no deadline was set for it");
+    if (primer.on_time(now) && !due) throw std::runtime_error("no deadline was set for it");
     for (std::size_t i = 0; i < links.size(); ++i) {
       std::uint64_t bytes = 0;
       pccl::link::OutgoingFrame frame;
-      while (warm_up.next(numbered(i), frame)) bytes += frame.payload_bytes;
+      while (primer.next(numbered(i), 7, frame)) bytes += frame.payload_bytes;
       if (bytes > 0) sent[i].emplace_back(at, bytes);
     }
   }
-  warm_up.end();
-  if (warm_up.active() || warm_up.next_deadline() != pccl::Instant::max())
+  primer.end();
+  if (primer.active() || primer.next_deadline() != pccl::Instant::max())
     throw std::runtime_error("it goes on after the call has begun");
   return sent;
 }
@@ -152,7 +152,7 @@ std::vector<std::vector<std::pair<int, std::uint64_t>>> warmed_up(
 }  // namespace
 
 void bind_prober(nb::module_& m) {
-  m.def("warmed_up", &warmed_up, "links"_a, "expected"_a, "begins"_a);
+  m.def("primed", &primed, "links"_a, "expected"_a, "begins"_a);
   m.def("probed_row", &probed_row, "ways"_a);
   nb::class_<Watcher>(m, "RateWatcher")
       .def(nb::init<>())

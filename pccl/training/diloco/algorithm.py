@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LEAST_TOKENS, _MOST_TOKENS = 1e-6, 1e15
-_NOTICE_SECONDS = 1.0  # more than links take to get ready for a reduction
+_NOTICE_SECONDS = 2.0  # more than links take to get ready for a reduction
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +188,8 @@ class DiLoCo(Joining):
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self.round_steps = 0
         self._clock = RoundClock(plan.round_seconds, len(plan.fragments))
-        self._announced = 0  # the step of the latest reduction that links were told of
+        self._leaves_at = 0  # the step of the next reduction
+        self._announced = False  # links were told of it
         self._given: Mapping[int, Contribution] = {}  # in the present call of `_advance`
         self._late: Late | None = None
         self._keeps_learning = (
@@ -341,7 +342,7 @@ class DiLoCo(Joining):
                     self._go_on(self._plan.leaving(self._steps), self._given, [])
                     self._given = {}
             self._clock.begin()
-            self._announced = 0
+            self._leaves_at = 0
             self._joined = True
 
     def step(self, tokens: float | None = None) -> bool:
@@ -569,15 +570,21 @@ class DiLoCo(Joining):
 
     def _announce(self) -> None:
         """Has the links get ready if a reduction is near, as after a pause they begin slowly."""
-        if self._announced > self._steps or self._plan.sparse is not None:
+        if self._plan.sparse is not None:
             return  # what is sparse has fewer bytes than it takes to get links ready
-        at = self._plan.next_leaving(self._steps + 1)
-        steps = min(at - self._steps, self._clock.steps_left())
-        seconds = steps * self._clock.step_seconds
+        if self._leaves_at <= self._steps:
+            self._leaves_at = self._plan.next_leaving(self._steps + 1)
+            self._announced = False
+        steps = min(self._leaves_at - self._steps, self._clock.steps_left())
+        seconds = steps * self._clock.mean_seconds
+        # The last step tells when it is again.
+        if steps > 1 and (self._announced or seconds > _NOTICE_SECONDS):
+            return
         comm = self._communicator()
-        if comm is not None and (steps == 1 or seconds <= _NOTICE_SECONDS):
-            self._announced = at
-            elements = sum(array.size for p in self._plan.leaving(at) for array in self._arrays(p))
+        if comm is not None:
+            self._announced = True
+            leaving = self._plan.leaving(self._leaves_at)
+            elements = sum(array.size for p in leaving for array in self._arrays(p))
             comm._expect_operation(seconds, elements * (4 if self._quantize is None else 1))
 
     def _advance(self) -> None:

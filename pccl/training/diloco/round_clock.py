@@ -29,6 +29,7 @@ class RoundClock:
         """A round begins now."""
         self._began = self._latest = now()
         self._over = 0  # turns
+        self._steps = 0
         self._before, self._shortest = self._shortest, math.inf
 
     def next_turn(self) -> None:
@@ -36,20 +37,28 @@ class RoundClock:
         self._over += 1
 
     @property
-    def step_seconds(self) -> float:
-        """How long a step takes; infinite before the first one."""
-        return min(self._shortest, self._before)
+    def mean_seconds(self) -> float:
+        """How long the steps of this round have taken; infinite before the first one.
+
+        Where steps run elsewhere, the first ones of a round seem to take no time.
+        """
+        return (self._latest - self._began) / self._steps if self._steps else math.inf
 
     def step(self) -> bool:
         """Counts a step that is over now. Returns whether the turn is over."""
         latest, self._latest = self._latest, now()
         self._shortest = min(self._shortest, self._latest - latest)
-        return self._left() <= self.step_seconds / 2
+        self._steps += 1
+        return self._left() <= self._another() / 2
 
     def steps_left(self) -> float:
         """Further steps in the turn; infinite if it does not end by its time."""
-        left, another = self._left(), self.step_seconds
-        return max(1, round(left / another)) if 0 < another and left < math.inf else left
+        left, another = self._left(), self._another()
+        steps = left / another if another > 0 else math.inf
+        return max(1, round(steps)) if steps < math.inf else steps
+
+    def _another(self) -> float:
+        return min(self._shortest, self._before)
 
     def _left(self) -> float:
         """Seconds of the turn as of the latest step; infinite if it does not end by its time."""

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -15,7 +16,7 @@
 namespace pccl::measured {
 
 // *one thread: the engine's*
-class WarmUp {
+class Primer {
  public:
   // A connection with a shorter round trip reaches its rate at once.
   static constexpr Duration kShortest = std::chrono::milliseconds(5);
@@ -33,6 +34,7 @@ class WarmUp {
     Duration round_trip{};
     std::uint64_t window = 0;  // bytes that are on the way at full rate
     std::uint64_t most = 0;    // bytes of filler in all
+    std::size_t stripes = 1;   // that share the window
   };
 
   // The next operation sends to these peers, from about `expected` on. Replaces an earlier
@@ -41,21 +43,22 @@ class WarmUp {
   // The operation has begun.
   void end() { links_.clear(); }
   [[nodiscard]] bool active() const { return !links_.empty(); }
+  // Whether filler is on the way, or will be in a moment.
+  [[nodiscard]] bool filling(Instant now) const;
 
   // Call as time passes. True: there may be frames to send to all peers.
   bool on_time(Instant now);
   // Instant::max(): not active.
   [[nodiscard]] Instant next_deadline() const;
-  // True with filler in `frame`.
-  bool next(const PeerId& to, link::OutgoingFrame& frame);
+  // True with filler for that stripe in `frame`.
+  bool next(const PeerId& to, std::uint64_t stripe, link::OutgoingFrame& frame);
 
  private:
   struct Link {
-    Duration round_trip{};
-    std::uint64_t window = 0;
-    std::uint64_t most = 0;  // bytes that all further portions may have
-    Instant due{};           // the next portion
-    std::uint64_t left = 0;  // of the portion
+    Way way;
+    Instant due{};                                 // the next portion
+    std::uint64_t left = 0;                        // of the portion
+    std::map<std::uint64_t, std::uint64_t> taken;  // by stripe: bytes of the portion
   };
   std::map<PeerId, Link> links_;
   Instant until_{};
