@@ -139,12 +139,13 @@ class Communicator(Peer):
         """Announces this peer's next operation, so that its links are fast when it begins.
 
         A TCP connection that was idle for a fraction of a second begins slowly again. Six round
-        trips before the expected time this peer begins to send filler to the members to which a
-        large all-reduce sends: as many bytes as are on the way at full rate, and again as many for
-        every 0.2 s and a round trip. It ends with this peer's next reduction or other operation on
-        arrays, at the next change of the membership, or a second after the expected time. There is
-        none while an operation runs, and none on links with round trips below 5 ms or of which
-        none is known yet: idle links are measured every 5 s.
+        trips before the expected time this peer sends filler to the members to which a large
+        all-reduce sends: as many bytes as are on the way at full rate. As many follow if the
+        operation is 0.1 s late, and then every 0.2 s and a round trip. Filler ends with this peer's
+        next reduction or other operation on arrays, at the next change of the membership, or a
+        second after the expected time. There is none while an operation runs, and none on links
+        with round trips below 5 ms or of which none is known yet: idle links are measured every 5
+        s.
 
         Not a collective call: a peer that makes it prepares what it sends itself. It does not wait
         for the links. DiLoCo does this before each reduction that is not sparse.

@@ -20,21 +20,21 @@ def test_filler_begins_six_round_trips_before_the_call_and_ends_with_it() -> Non
     [far, near, between] = _testing.primed(
         [(80, 4000, 10**6), (4, 4000, 10**6), (20, 500, 10**6)], 1000, 1300
     )
-    # A portion is what is on the way at full rate. The next one comes before the connection would
-    # begin slowly again.
-    assert far == [(520, 4000), (800, 4000), (1080, 4000)]
+    # A portion is what is on the way at full rate. The next one comes if the call is late, before
+    # the connection would begin slowly again.
+    assert far == [(520, 4000), (1100, 4000)]
     assert near == []
     assert between == [(880, 500), (1100, 500)]
 
 
 def test_filler_ends_a_second_after_a_call_that_does_not_come() -> None:
     [portions] = _testing.primed([(50, 100, 10**6)], 0, 5000)
-    assert [at for at, _ in portions] == [0, 250, 500, 750]
+    assert [at for at, _ in portions] == [0, 400, 650, 900]
 
 
 def test_filler_has_a_limit() -> None:
     [portions, none] = _testing.primed([(50, 100, 250), (50, 100, 0)], 0, 5000)
-    assert portions == [(0, 100), (250, 100), (500, 50)]
+    assert portions == [(0, 100), (400, 100), (650, 50)]
     assert none == []
 
 

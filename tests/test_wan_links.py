@@ -146,7 +146,7 @@ def test_who_prepares_a_call_sends_before_it_and_the_sum_is_right() -> None:
 
             # Round trips of idle links are measured every five seconds.
             there, back = eventually(lambda: (told := sent())[0] > 1_000_000 and told)
-            # 6.25 MB/s, as the rate is not known, and 80 ms: 0.5 MB are on the way. There are six
+            # 6.25 MB/s, as the rate is not known, and 80 ms: 0.5 MB are on the way. There are five
             # portions, and headers. 100 Mbit/s would carry 18 MB in this time.
             assert there < 4_000_000 and back < there / 10
             for peer in peers:

@@ -12,7 +12,7 @@ void Primer::begin(std::span<const Way> ways, Instant expected) {
     link.way = way;
     link.due = expected - kLead * way.round_trip;
   }
-  until_ = expected + kLate;
+  expected_ = expected;
 }
 
 bool Primer::filling(Instant now) const {
@@ -24,7 +24,7 @@ bool Primer::filling(Instant now) const {
 
 bool Primer::on_time(Instant now) {
   if (!active()) return false;
-  if (now >= until_) {
+  if (now >= expected_ + kLate) {
     end();
     return false;
   }
@@ -36,7 +36,11 @@ bool Primer::on_time(Instant now) {
     link.left = std::min(link.way.window, link.way.most);
     link.way.most -= link.left;
     link.taken.clear();
-    link.due = now + link.way.round_trip + kPause;
+    // The first portion takes some round trips. A second one beside it would be too much.
+    const Duration round_trip = link.way.round_trip;
+    link.due = link.started ? now + round_trip + kPause
+                            : std::max(expected_, now + kLead * round_trip) + kPause / 2;
+    link.started = true;
     filled = true;
   }
   return filled;
@@ -44,7 +48,7 @@ bool Primer::on_time(Instant now) {
 
 Instant Primer::next_deadline() const {
   if (!active()) return Instant::max();
-  Instant next = until_;
+  Instant next = expected_ + kLate;
   for (const auto& [peer, link] : links_) next = std::min(next, link.due);
   return next;
 }

@@ -57,11 +57,12 @@ class Primer {
   struct Link {
     Way way;
     Instant due{};                                 // the next portion
+    bool started = false;                          // the first portion was
     std::uint64_t left = 0;                        // of the portion
     std::map<std::uint64_t, std::uint64_t> taken;  // by stripe: bytes of the portion
   };
   std::map<PeerId, Link> links_;
-  Instant until_{};
+  Instant expected_{};
 };
 
 }  // namespace pccl::measured
