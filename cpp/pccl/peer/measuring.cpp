@@ -14,8 +14,8 @@ namespace {
 
 constexpr Duration kPingEvery = std::chrono::seconds(5);  // planned links, while no operation runs
 constexpr std::size_t kMostProbed = 32;  // a larger group has no time to measure all pairs
-// Of a host whose rate is not known: 50 Mbit/s. If it is more, filler falls short of it. If it were
-// assumed to be more, filler would fill slow lines.
+// The assumed rate of a host that nobody has measured: 50 Mbit/s. Filler falls short of faster
+// lines. With a higher assumption it would fill slow ones.
 constexpr std::uint32_t kUsualRate = 6'250;  // kB/s
 // Filler before an operation has at most the fourth part of the operation's bytes.
 constexpr std::uint64_t kFillerShare = 4;
