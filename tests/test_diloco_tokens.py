@@ -118,3 +118,31 @@ def test_newcomers_learn_it_and_lost_members_stay_counted(run: Run, mode: str) -
         # The newcomer counts from its second round on.
         contributions = sum(len(one["contributors"]) for log in logs for one in log) - 1
         assert told[0] == 4 * 10 * contributions
+
+
+@pytest.mark.parametrize("form", ["sync", "async", "sparse", "trimmed"])
+def test_members_of_which_only_some_count_tokens_are_warned_once(
+    members: Members, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(rank: int, comm: pccl.Communicator) -> None:
+        made = make_one(comm, **FORMS[form])
+        for _ in range(4):
+            made.step(tokens=None if rank == 0 else 100)
+        made.finish()
+
+    each(members(3), train)
+    assert sum("pass tokens to step" in record.getMessage() for record in caplog.records) == 3
+
+
+def test_tokens_in_some_steps_of_a_round_are_refused_before_anything_happens(
+    members: Members,
+) -> None:
+    [comm] = members(1)
+    made = make_one(comm)
+    made.step(tokens=3)
+    with pytest.raises(pccl.InvalidArgument, match="some steps of this round"):
+        made.step()
+    assert made.inner_step == 1
+    assert made.step(tokens=4)
+    made.step()  # a new round
+    assert made.world_tokens == 7

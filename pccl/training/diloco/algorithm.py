@@ -350,8 +350,9 @@ class DiLoCo(Joining):
 
         Args:
             tokens: What this member's step has seen, in tokens or samples: its weight in the mean
-                is their number in a round. 0 or from 1e-6 to 1e15. All members pass it, or none
-                does. Default: all steps weigh the same.
+                is their number in a round. 0 or from 1e-6 to 1e15. All members pass it to all
+                steps, or none does; where only some members do, a warning is logged. Default: all
+                steps weigh the same.
 
         Returns:
             Whether a round has ended. Also True where this member came back to the run (`info` may
@@ -360,7 +361,7 @@ class DiLoCo(Joining):
         Raises:
             Drained: A round has ended, this peer has contributed to it, and has left the run, as it
                 was asked to: see `pccl.drain`.
-            InvalidArgument: `tokens` is no such number.
+            InvalidArgument: `tokens` is no such number, or other steps of the round had none.
             InvalidUsage: Not joined; or not again after an exception.
             PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise. `join` keeps or
                 drops what the round brought so far. With `rejoin`, errors whose advice is
@@ -372,6 +373,8 @@ class DiLoCo(Joining):
             tokens = float(tokens)
             if tokens != 0 and not _LEAST_TOKENS <= tokens <= _MOST_TOKENS:
                 raise refused(f"tokens is 0 or from 1e-6 to 1e15, not {tokens!r}")
+        if self._seen[0].steps > 0 and self._seen[0].counted != (tokens is not None):
+            raise refused("tokens was passed to some steps of this round, and not to others")
         if not self._pinned:
             self._pin()
         self._steps += 1

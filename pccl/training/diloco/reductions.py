@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ TAG = 0xD11_0C0
 # The least weight: it vanishes in a sum with any other, and keeps the total from being 0, which
 # would be an error on all members.
 _UNCOUNTED = 1e-18
+
+_log = logging.getLogger(__name__)
 
 
 class Contribution(NamedTuple):
@@ -88,6 +91,7 @@ class Reductions:
         self.reduction_seconds = 0.0
         self.waited_seconds = 0.0
         self.limited: tuple[str, ...] = ()
+        self._warned = False  # of weights that do not compare
 
     @property
     def hidden(self) -> float:
@@ -178,12 +182,21 @@ class Reductions:
             flight.work, flight.tree, flight.given = None, {}, None
         return flight.result
 
+    def _check_weights(self, counted: float, present: float) -> None:
+        """Warns once of weights of which some are numbers of tokens, and others are not."""
+        if self._warned or not 0 < counted < present * (1 - 1e-12):
+            return
+        self._warned = True
+        _log.warning("some members pass tokens to step, and others do not: weights do not compare")
+
     def _result(self, flight: Flight, found: dict[str, Any]) -> dict[str, Any]:
         """The `Flight.result` that the operation's result stands for."""
         assert flight.work is not None
         if not flight.gathers:
             total = flight.work.info.total_weight
             assert total is not None
+            # Means with the same weights: equal, but for rounding, if the same members are in both.
+            self._check_weights(found["counted"][0], found["present"][0])
             return {
                 "gradients": found["gradients"],
                 "present": found["present"],
@@ -191,6 +204,8 @@ class Reductions:
             }
         weights = found["weight"][:, 0].tolist()
         counted = found["weight"][:, 1].any()
+        there = found["weight"][:, 0] > 0
+        self._check_weights(np.sum(there & (found["weight"][:, 1] > 0)), np.sum(there))
         if flight.sparsifier is not None:
             made = flight.sparsifier.mean(found["code"], weights, self._robust)
         else:
