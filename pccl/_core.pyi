@@ -286,7 +286,7 @@ class Communicator:
     def drain(self) -> None:
         """Asks this peer to leave at its next admission point."""
 
-    def expect_operation(self, seconds: float, nbytes: int) -> None:
+    def expect_operation(self, seconds: float, nbytes: int, quantized: bool) -> None:
         """The next operation comes in about so many seconds, at most an hour, with arrays of `nbytes` bytes
         (0: not known): see `pccl.prepare`."""
 

@@ -337,7 +337,11 @@ def drain(comm: Communicator | None = None) -> None:
 
 
 def prepare(
-    seconds: float = 0.0, *, nbytes: int | None = None, comm: Communicator | None = None
+    seconds: float = 0.0,
+    *,
+    nbytes: int | None = None,
+    quantized: bool = False,
+    comm: Communicator | None = None,
 ) -> None:
     """Announces this peer's next operation, so that its links are fast when it begins.
 
@@ -346,15 +350,16 @@ def prepare(
 
     Args:
         seconds: Until the operation: 0 to 3600.
-        nbytes: Bytes of its arrays. Filler is about a quarter of what an all-reduce of them sends,
-            at most. Default: not known, and no limit.
+        nbytes: Bytes of its arrays, as they travel. Filler is about a quarter of what an all-reduce
+            of them sends, at most. Default: not known, and no limit.
+        quantized: Whether its arrays are quantized: these may go to other members.
         comm: Default: the process's communicator.
 
     Raises:
         NotInitialized: Before `init`.
         InvalidArgument: `seconds` or `nbytes` is no such number.
     """
-    _use(comm, "prepare").prepare(seconds, nbytes=nbytes)
+    _use(comm, "prepare").prepare(seconds, nbytes=nbytes, quantized=quantized)
 
 
 def barrier(*, timeout: float | None = None, comm: Communicator | None = None) -> None:

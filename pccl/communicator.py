@@ -135,12 +135,14 @@ class Communicator(Peer):
                 error.result = Result.TOPOLOGY_OPTIMIZATION_FAILED
             raise
 
-    def prepare(self, seconds: float = 0.0, *, nbytes: int | None = None) -> None:
+    def prepare(
+        self, seconds: float = 0.0, *, nbytes: int | None = None, quantized: bool = False
+    ) -> None:
         """Announces this peer's next operation, so that its links are fast when it begins.
 
         A TCP connection that was idle for a fraction of a second begins slowly again. Six round
-        trips before the expected time this peer sends filler to the members to which a large
-        all-reduce sends: as many bytes as are on the way at full rate. As many follow if the
+        trips before the expected time this peer sends filler to the members to which an all-reduce
+        of this size sends: as many bytes as are on the way at full rate. As many follow if the
         operation is 0.1 s late, and then every 0.2 s and a round trip. Filler ends with this peer's
         next reduction or other operation on arrays, at the next change of the membership, or a
         second after the expected time. There is none while an operation runs, and none on links
@@ -152,8 +154,9 @@ class Communicator(Peer):
 
         Args:
             seconds: Until the operation: 0 to 3600.
-            nbytes: Bytes of its arrays. Filler is about a quarter of what an all-reduce of them
-                sends, at most. Default: not known, and no limit.
+            nbytes: Bytes of its arrays, as they travel. Filler is about a quarter of what an
+                all-reduce of them sends, at most. Default: not known, and no limit.
+            quantized: Whether its arrays are quantized: these may go to other members.
 
         Raises:
             InvalidArgument: One of them is no such number.
@@ -170,7 +173,7 @@ class Communicator(Peer):
         size = 0
         if nbytes is not None:
             size = _settings.integer(nbytes, "nbytes", func, 1, 2**63 - 1)
-        engine.expect_operation(until, size)
+        engine.expect_operation(until, size, bool(quantized))
 
     def topology(self) -> Topology:
         """The known facts about the network between members, and the plan made of them.

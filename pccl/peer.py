@@ -248,11 +248,11 @@ class Peer(_core.Reducer):
         if engine is not None:
             engine.drain()
 
-    def _expect_operation(self, seconds: float, nbytes: int) -> None:
+    def _expect_operation(self, seconds: float, nbytes: int, quantized: bool) -> None:
         """As `Communicator.prepare`, unless this peer has left the run."""
         engine = self._engine
         if engine is not None and seconds <= MOST_NOTICE:
-            engine.expect_operation(seconds, nbytes)
+            engine.expect_operation(seconds, nbytes, quantized)
 
     def _wait_no_longer_than(self, quorum: float, grace_seconds: float) -> None:
         """Lets the master evict members that are late in a call, from now on.

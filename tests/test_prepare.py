@@ -49,7 +49,7 @@ def test_prepare_refuses_what_is_no_time_or_size() -> None:
             with pytest.raises(pccl.InvalidArgument, match="nbytes must be an integer"):
                 comm.prepare(nbytes=wrong)  # type: ignore[arg-type]
         comm.prepare()
-        comm.prepare(3600, nbytes=1)
+        comm.prepare(3600, nbytes=1, quantized=True)
 
 
 def test_calls_after_a_notice_are_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +92,9 @@ def test_diloco_announces_its_reductions(
     told: list[tuple[int, float]] = []
     steps = 0
 
-    def note(_: Peer, seconds: float, nbytes: int) -> None:
+    def note(_: Peer, seconds: float, nbytes: int, quantized: bool) -> None:
         told.append((steps, seconds))
+        assert not quantized
         assert nbytes == (40 if options.get("mode") == "streaming" else 80)
 
     monkeypatch.setattr(Peer, "_expect_operation", note)
@@ -107,3 +108,29 @@ def test_diloco_announces_its_reductions(
             assert steps < 100
             training.step()
     assert told == notices
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "nbytes"),
+    [
+        (np.float64, {}, 160),
+        (np.float32, {"quantize": "int8"}, 20),
+        # An all-gather of two members sends as much as an all-reduce of one of these arrays.
+        (np.float32, {"robust": "clip"}, 80),
+        (np.float64, {"robust": "clip"}, 160),
+    ],
+)
+def test_diloco_announces_the_bytes_of_its_reductions(
+    dtype: type, options: dict[str, Any], nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, bool]] = []
+    monkeypatch.setattr(Peer, "_expect_operation", lambda _, seconds, *how: told.append(how))
+
+    def train(rank: int, comm: pccl.Communicator) -> None:
+        model = {"w": np.zeros(20, dtype)}
+        training = diloco.DiLoCo(model, sync_every=2, comm=comm, **options)
+        training.step()
+
+    with members(2) as comms:
+        results(comms, train)
+    assert set(told) == {(nbytes, "quantize" in options)}

@@ -322,14 +322,14 @@ void bind_communicator(nb::module_& m) {
            })
       .def(
           "expect_operation",
-          [](const CommunicatorHandle& comm, double seconds, std::uint64_t nbytes) {
+          [](const CommunicatorHandle& comm, double seconds, std::uint64_t nbytes, bool quantized) {
             const std::shared_ptr<node::Communicator> engine = comm.engine;
             const auto in =
                 std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
             const GilRelease release;
-            engine->expect_operation(in, nbytes);
+            engine->expect_operation(in, {nbytes, quantized});
           },
-          "seconds"_a, "nbytes"_a)
+          "seconds"_a, "nbytes"_a, "quantized"_a)
       .def(
           "wait_no_longer_than",
           [](const CommunicatorHandle& comm, std::uint16_t quorum, std::uint32_t grace_ms) {

@@ -15,6 +15,12 @@
 
 namespace pccl::measured {
 
+// An operation that the program announces.
+struct Announcement {
+  std::uint64_t bytes = 0;  // of its arrays, as they travel; 0: not known
+  bool coded = false;       // its arrays are quantized
+};
+
 // *one thread: the engine's*
 class Primer {
  public:

@@ -689,14 +689,14 @@ void Communicator::drain() {
   visit.runtime().act();
 }
 
-void Communicator::expect_operation(Duration in, std::uint64_t bytes) {
+void Communicator::expect_operation(Duration in, const measured::Announcement& announced) {
   const auto found = runtime();
   if (!found) return;
   const Limit limit;
   const Until until(limit);
   Visit visit(*found, until);
   const Instant now = clock_now();
-  visit.engine().expect_operation(now + in, bytes, now);
+  visit.engine().expect_operation(now + in, announced, now);
   visit.runtime().act();
 }
 

@@ -139,9 +139,8 @@ class Communicator {
   // Asks this peer to leave at its next admission point.
   void drain();
   [[nodiscard]] bool draining();
-  // The next operation of this peer comes in about that time, with arrays of `bytes` bytes (0: not
-  // known). Waits for the turn, as calls do.
-  void expect_operation(Duration in, std::uint64_t bytes);
+  // The next operation of this peer comes in about that time. Waits for the turn, as calls do.
+  void expect_operation(Duration in, const measured::Announcement& announced);
   // For all calls from now on. Waits for the turn, as calls do.
   void wait_no_longer_than(const wire::Patience& patience);
   [[nodiscard]] const std::string& name() const { return options_.name; }

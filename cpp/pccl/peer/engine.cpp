@@ -351,10 +351,10 @@ CallPtr Engine::start_optimize(Instant now) {
   return call;
 }
 
-void Engine::expect_operation(Instant at, std::uint64_t bytes, Instant now) {
+void Engine::expect_operation(Instant at, const measured::Announcement& announced, Instant now) {
   this->at(now);
   if (out() || !session_.member()) return;
-  measuring_.expect_operation(at, bytes);
+  measuring_.expect_operation(at, announced);
   measuring_.on_time(link_driver_.context());
   link_driver_.measuring_told();
 }

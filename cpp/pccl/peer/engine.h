@@ -114,9 +114,8 @@ class Engine {
   // Measures the links between members for about three seconds, and the master plans with the
   // result. One at a time.
   [[nodiscard]] CallPtr start_optimize(Instant now);
-  // The user's next operation comes at about that time, with arrays of `bytes` bytes (0: not
-  // known). Links get ready for it until it starts.
-  void expect_operation(Instant at, std::uint64_t bytes, Instant now);
+  // The user's next operation comes at about that time. Links get ready for it until it starts.
+  void expect_operation(Instant at, const measured::Announcement& announced, Instant now);
   // Ends the next round of that kind for all members, instead of entering it.
   [[nodiscard]] CallPtr give_up(wire::RoundKind kind, Code code, Instant now);
   // The caller gives up. The call still ends by the master's verdict; if none arrives within a

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pccl/collective/schedule.h"
+#include "pccl/topology/plan.h"
 #include "pccl/topology/rates.h"
 
 namespace pccl::peer {
@@ -20,9 +21,13 @@ constexpr std::uint32_t kUsualRate = 6'250;  // kB/s
 // Filler before an operation has at most the fourth part of the operation's bytes.
 constexpr std::uint64_t kFillerShare = 4;
 
-// The ranks to which this rank sends in large operations.
-std::set<std::uint32_t> receivers(const wire::Plan& plan, std::uint32_t rank) {
-  const collective::Schedule schedule = collective::make_schedule(plan, plan.classes.back(), rank);
+// The ranks to which this rank sends in an all-reduce. One of an unknown size is a large one.
+std::set<std::uint32_t> receivers(const wire::Plan& plan, std::uint32_t rank,
+                                  const measured::Announcement& announced) {
+  const std::uint64_t bytes =
+      announced.bytes > 0 ? announced.bytes : std::numeric_limits<std::uint64_t>::max();
+  const collective::Schedule schedule = collective::make_schedule(
+      plan, topology::size_class(plan, bytes, false, announced.coded), rank);
   std::set<std::uint32_t> ranks;
   for (const collective::ChunkFlow& flow : schedule.chunks) {
     ranks.insert(flow.partial_to);
@@ -105,7 +110,7 @@ void Measuring::end(Error error, const Record& record) {
   calls_.end(*call, std::move(error), record);
 }
 
-void Measuring::expect_operation(Instant at, std::uint64_t bytes) {
+void Measuring::expect_operation(Instant at, const measured::Announcement& announced) {
   const Record& world = calls_.record();
   if (!world || prober_.active()) return;
   const std::size_t n = world->members.size();
@@ -113,7 +118,7 @@ void Measuring::expect_operation(Instant at, std::uint64_t bytes) {
   while (mine < n && world->members[mine].id != session_.id()) ++mine;
   if (mine == n) return;
   std::vector<measured::Primer::Way> ways;
-  for (const std::uint32_t rank : receivers(world->plan, mine)) {
+  for (const std::uint32_t rank : receivers(world->plan, mine, announced)) {
     const PeerId& peer = world->members[rank].id;
     const auto known = round_trips_.find(peer);
     if (known != round_trips_.end() && links_.is_up(peer) && !locality_.shares_with(peer))
@@ -135,8 +140,9 @@ void Measuring::expect_operation(Instant at, std::uint64_t bytes) {
     way.window = std::min(window, options_.probe_bytes);
     way.stripes = std::max<std::size_t>(stripes[way.peer], 1);
     // An all-reduce sends 2 (n - 1) / n of its arrays.
-    const std::uint64_t sent = bytes / n * 2 * (n - 1) / ways.size();
-    way.most = bytes == 0 ? std::numeric_limits<std::uint64_t>::max() : sent / kFillerShare;
+    const std::uint64_t sent = announced.bytes / n * 2 * (n - 1) / ways.size();
+    way.most =
+        announced.bytes == 0 ? std::numeric_limits<std::uint64_t>::max() : sent / kFillerShare;
   }
   primer_.begin(ways, at);
 }

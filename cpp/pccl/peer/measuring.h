@@ -63,9 +63,8 @@ class Measuring {
   void on_pong(const PeerId& peer, const link::FrameHeader& header, bool reducing, Instant now);
 
   // -- before an operation
-  // The next one begins at about that time, with arrays of `bytes` bytes (0: not known): primes
-  // the links to which it sends.
-  void expect_operation(Instant at, std::uint64_t bytes);
+  // The next one begins at about that time: primes the links to which it sends.
+  void expect_operation(Instant at, const measured::Announcement& announced);
   [[nodiscard]] measured::Primer& primer() { return primer_; }
   [[nodiscard]] const measured::Primer& primer() const { return primer_; }
 

@@ -61,7 +61,7 @@ Task<> UserProgram::compute(Thread thread, Duration most) {
   const Duration time = world.random.duration(Duration(0), most);
   // Members at even places announce their next call, too early for some of the others.
   if (host_.node() % 2 == 0 && !out()) {
-    host_.engine().expect_operation(world.now() + time / 2, 0, world.now());
+    host_.engine().expect_operation(world.now() + time / 2, {}, world.now());
     if (host_.engine().primes()) world.report.reached.emplace("primed", host_.state());
     host_.settle();
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -587,8 +587,13 @@ class DiLoCo(Joining):
         if comm is not None:
             self._announced = True
             leaving = self._plan.leaving(self._leaves_at)
-            elements = sum(array.size for p in leaving for array in self._arrays(p))
-            comm._expect_operation(seconds, elements * (4 if self._quantize is None else 1))
+            arrays = [array for fragment in leaving for array in self._arrays(fragment)]
+            nbytes = sum(one.nbytes if self._quantize is None else one.size for one in arrays)
+            with suppress(InvalidUsage):  # closed by another thread
+                if self._robust is not None:
+                    # An all-gather sends as much as an all-reduce of n / 2 times the array.
+                    nbytes = nbytes * api.world_size(comm) // 2
+            comm._expect_operation(seconds, nbytes, self._quantize is not None)
 
     def _advance(self) -> None:
         leaving = self._plan.leaving(self._steps)
