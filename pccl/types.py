@@ -511,7 +511,7 @@ class Schedule:
     Attributes:
         up_to: Bytes of the largest operation it is for; None: all that are larger than the others.
         kind: "ring", "direct", between hosts of several ranks "host_ring", "host_direct", and
-            between groups of hosts that are near each other "regional".
+            between groups of hosts "regional".
         shares: The part of the arrays that each rank combines, in rank order; they add up to 1.
     """
 
@@ -537,8 +537,8 @@ class Topology:
         unreachable: Pairs (from, to) where every attempt to connect failed.
         relayed: Pairs, the lower rank first, that cannot connect: the master relays their bytes.
         ring: The order of the ring, in ranks.
-        regions: By rank: those with equal numbers are near each other. Empty where no schedule is
-            "regional".
+        regions: By rank: those with equal numbers reduce among each other first. They are near
+            each other, if that was measured. Empty where no schedule is "regional".
         schedules: By size, the smallest first.
     """
 

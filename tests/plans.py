@@ -131,9 +131,12 @@ def rings(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def chosen(
-    table: Table, unusable: set[Edge] | None = None, hosts: list[int] | None = None
+    table: Table,
+    unusable: set[Edge] | None = None,
+    hosts: list[int] | None = None,
+    mesh: int = 32,
 ) -> tuple[Plan, str, set[Edge]]:
-    choice = _testing.choose_plan(table, unusable or set(), hosts or [])
+    choice = _testing.choose_plan(table, unusable or set(), hosts or [], mesh)
     assert choice is not None
     return choice
 

@@ -181,6 +181,12 @@ def test_changed_rates_are_predicted_for_the_regions_of_the_plan() -> None:
     plan, _, _ = chosen(two_sites())
     now_near = make_table(8, lambda a, b: (0, 1000, 3000), lambda _: (12_500, 12_500))
     assert 0 < _testing.predict(plan, now_near, LARGE) < math.inf
+    # The lines are those between the plan's regions, whatever the delays are now: a used pair has
+    # the capacity of all 16 to itself.
+    now_alike = make_table(
+        8, lambda a, b: (390 if a % 2 != b % 2 else 0, 1000, 390), lambda _: (12_500, 12_500)
+    )
+    assert _testing.predict(plan, now_alike, LARGE) < 1.2 * LARGE / (16 * 390_000)
 
 
 def test_halves_of_two_go_from_one_to_the_other_whoever_owns_what() -> None:

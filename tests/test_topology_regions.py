@@ -64,6 +64,23 @@ def test_regions_of_hosts_of_several_ranks() -> None:
         play(plan, size)
 
 
+def test_an_exchange_of_crowded_hosts_goes_straight_between_hosts_where_it_can() -> None:
+    hosts = [0, 0, 1, 1, 2, 2, 3, 3]
+    regions = [0, 0, 1, 1, 0, 0, 1, 1]
+    table = make_table(
+        8,
+        lambda a, b: (0, 40_000, 200) if regions[a] != regions[b] else (0, 1000, 3000),
+        lambda _: (12_500, 12_500),
+    )
+    plan, _, _ = chosen(table, set(), hosts)
+    kinds = [kind for _, kind, _ in plan[1]]
+    assert "host_direct" in kinds and "regional" in kinds
+    small = plan[1][kinds.index("host_direct")][0]
+    flows = _testing.plan_flows(plan, small, 0, 4)[0]
+    # Rank 0 sends what rank 6 receives to rank 0's counterpart on that host, not to its region's.
+    assert flows[6][1] == 6
+
+
 @pytest.mark.parametrize("rtts", [(1000, 1900), (40_000, 40_000)])
 def test_places_about_as_far_from_all_others_are_no_regions(rtts: tuple[int, int]) -> None:
     near, far = rtts

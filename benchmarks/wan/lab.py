@@ -200,8 +200,8 @@ class Lab:
         reason = why_not()
         if reason is not None:
             raise LabError(reason)
-        if not 2 <= len(self.hosts) <= 32 or not 576 <= self.mtu <= 9000:
-            raise LabError("2 to 32 hosts with an MTU of 576 to 9000")
+        if not 2 <= len(self.hosts) <= 64 or not 576 <= self.mtu <= 9000:
+            raise LabError("2 to 64 hosts with an MTU of 576 to 9000")
         _sweep()
         program = build_relay()
         name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"

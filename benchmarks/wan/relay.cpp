@@ -74,7 +74,7 @@ struct Offload {
 };
 static_assert(sizeof(Offload) == 10);
 
-constexpr std::size_t kMaxHosts = 32;
+constexpr std::size_t kMaxHosts = 64;
 constexpr std::size_t kVirtio = sizeof(Offload);
 constexpr std::size_t kMostBytes = kVirtio + 65535;        // of one read
 constexpr std::size_t kRingBytes = std::size_t{64} << 20;  // a second at 500 Mbit/s

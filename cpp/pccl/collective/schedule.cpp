@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace pccl::collective {
@@ -139,14 +140,19 @@ Schedule by_regions(const topology::Hierarchy& levels, std::span<const std::uint
 
   Schedule schedule{.chunks = std::vector<ChunkFlow>(shares.size()),
                     .shares = {shares.begin(), shares.end()}};
+  std::vector<std::uint32_t> above(shares.size());
+  std::vector<bool> combines(shares.size());
   for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
+    if (shares[chunk] == 0) continue;
     ChunkFlow& flow = schedule.chunks[chunk];
     const topology::Tree tree(levels, chunk);
-    std::vector<bool> combines(shares.size(), false);
-    for (const std::uint32_t other : order)
-      if (other != chunk) combines[tree.above(other)] = true;
+    combines.assign(shares.size(), false);
     for (const std::uint32_t other : order) {
-      if (other == rank || other == chunk || tree.above(other) != rank) continue;
+      above[other] = tree.above(other);
+      if (other != chunk) combines[above[other]] = true;
+    }
+    for (const std::uint32_t other : order) {
+      if (other == rank || other == chunk || above[other] != rank) continue;
       // No window for ranks that combine contributions, nor for those that send from their region
       // to the owner: windows could wait for each other in a circle.
       const bool windowed = !combines[other] && !tree.leaves_region(other);
@@ -154,7 +160,7 @@ Schedule by_regions(const topology::Hierarchy& levels, std::span<const std::uint
       flow.final_to.push_back(other);
     }
     if (rank == chunk) continue;
-    flow.partial_to = flow.final_from = tree.above(rank);
+    flow.partial_to = flow.final_from = above[rank];
     flow.paced = tree.leaves_region(rank) && flow.sources.empty();
   }
   return schedule;
@@ -213,19 +219,24 @@ Schedule broadcast(const Schedule& all_reduce, std::span<const std::uint32_t> ow
   return {{std::move(whole.chunks[root])}, {1}};
 }
 
-Schedule all_to_all(std::span<const Schedule> halves, std::uint32_t rank) {
-  Schedule schedule = halves[rank];
+Schedule all_to_all(const std::function<Schedule(std::uint32_t)>& half, std::uint32_t rank,
+                    std::uint32_t most) {
+  Schedule schedule = half(rank);
+  std::vector<std::optional<Schedule>> halves(schedule.chunks.size());
+  const auto sources = [&](std::uint32_t of, std::size_t chunk) -> const std::vector<Source>& {
+    if (!halves[of]) halves[of] = half(of);
+    return halves[of]->chunks[chunk].sources;
+  };
   for (std::size_t chunk = 0; chunk < schedule.chunks.size(); ++chunk) {
     const auto list = [&](const auto& self, const Source& source,
-                          std::vector<std::uint32_t>& ranks) -> void {
-      ranks.push_back(source.rank);
+                          std::vector<std::uint32_t>& found) -> void {
+      found.push_back(source.rank);
       if (!source.accumulated) return;
-      for (const Source& before : halves[source.rank].chunks[chunk].sources)
-        self(self, before, ranks);
+      for (const Source& before : sources(source.rank, chunk)) self(self, before, found);
     };
     for (Source& source : schedule.chunks[chunk].sources) list(list, source, source.ranks);
   }
-  schedule.most_ranks = static_cast<std::uint32_t>(halves.size());
+  schedule.most_ranks = most;
   return schedule;
 }
 
@@ -260,20 +271,29 @@ std::pair<Schedule, std::vector<std::uint32_t>> basis(const wire::Plan& plan,
 }
 
 // Elements go straight to their receivers if any class of the plan uses links between all ranks.
-// Otherwise they take the paths of a reduce-scatter.
+// Otherwise they take the paths of a reduce-scatter, by regions where it would be a ring: there
+// every rank would pass on the elements of half of the others.
 Schedule exchange(const wire::Plan& plan, const wire::SizeClass& size, std::uint32_t rank) {
-  const auto mesh = std::ranges::find_if(plan.classes, [](const wire::SizeClass& each) {
-    return each.kind == wire::ScheduleKind::direct && topology::owned_by_all(each);
-  });
-  const wire::SizeClass& used = mesh == plan.classes.end() ? size : *mesh;
+  const auto owned = [&](wire::ScheduleKind kind) -> const wire::SizeClass* {
+    const auto found = std::ranges::find_if(plan.classes, [&](const wire::SizeClass& each) {
+      return each.kind == kind && topology::owned_by_all(each);
+    });
+    return found == plan.classes.end() ? nullptr : &*found;
+  };
+  const wire::SizeClass* used = owned(wire::ScheduleKind::direct);
+  const bool mesh = used != nullptr;
+  if (!mesh &&
+      (size.kind == wire::ScheduleKind::ring || size.kind == wire::ScheduleKind::host_ring))
+    used = owned(wire::ScheduleKind::regional);
+  if (used == nullptr) used = &size;
   const auto half = [&](std::uint32_t of) {
-    const auto [whole, owners] = basis(plan, used, of, Kind::all_to_all, 0);
+    const auto [whole, owners] = basis(plan, *used, of, Kind::all_to_all, 0);
     return reduce_scatter(whole, owners);
   };
-  if (mesh == plan.classes.end()) {
-    std::vector<Schedule> halves;
-    for (std::uint32_t each = 0; each < plan.order.size(); ++each) halves.push_back(half(each));
-    return all_to_all(halves, rank);
+  if (!mesh) {
+    auto most = static_cast<std::uint32_t>(plan.order.size());
+    if (used->kind == wire::ScheduleKind::regional) most = topology::largest_region(plan);
+    return all_to_all(half, rank, most);
   }
   Schedule schedule = half(rank);
   for (ChunkFlow& flow : schedule.chunks)

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -132,8 +133,9 @@ struct Schedule {
                                  std::uint32_t root);
 
 // An all-to-all: a reduce-scatter that appends the elements of its ranks instead of combining them.
-// `halves` are the reduce-scatters of all ranks.
-[[nodiscard]] Schedule all_to_all(std::span<const Schedule> halves, std::uint32_t rank);
+// `half`: the reduce-scatter of a rank. A contribution holds the elements of at most `most` ranks.
+[[nodiscard]] Schedule all_to_all(const std::function<Schedule(std::uint32_t)>& half,
+                                  std::uint32_t rank, std::uint32_t most);
 
 // A kind of collective. `root`: the rank that a broadcast comes from.
 struct Collective {

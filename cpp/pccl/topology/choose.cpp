@@ -22,7 +22,6 @@ constexpr double kClose = 1.03;
 constexpr double kUnsure = 1.25;
 // Shares are rounded to multiples of 1 / kShareUnits of the array.
 constexpr std::uint32_t kShareUnits = 1 << 16;
-constexpr std::uint64_t kAnySize = std::numeric_limits<std::uint64_t>::max();
 // The largest size that is considered. Larger ones are treated alike.
 constexpr std::uint64_t kLargestStep = std::uint64_t{1} << 32;
 
@@ -174,14 +173,24 @@ class Chooser {
     candidates_.push_back({kind, shares, {Flow::Way::straight, {}, owned_by(sites_, shares)}});
   }
 
+  void add_regional(const std::vector<std::uint32_t>& shares,
+                    const std::vector<std::uint32_t>& regions) {
+    candidates_.push_back({wire::ScheduleKind::regional,
+                           shares,
+                           {Flow::Way::regional, {}, owned_by(sites_, shares), regions}});
+  }
+
   // The owner of small arrays: the first site, unless another one is clearly nearer to all.
-  [[nodiscard]] std::vector<std::uint32_t> single_owner() const {
+  // `regions`: empty, or they reduce first.
+  [[nodiscard]] std::vector<std::uint32_t> single_owner(
+      const std::vector<std::uint32_t>& regions) const {
+    const Flow::Way way = regions.empty() ? Flow::Way::straight : Flow::Way::regional;
     std::vector<std::uint32_t> best;
     double least = kInfinity;
     for (const auto& ranks : sites_) {
       std::vector<std::uint32_t> shares(situation_.world, 0);
       shares[ranks.front()] = 1;
-      const Flow flow{Flow::Way::straight, {}, owned_by(sites_, shares)};
+      const Flow flow{way, {}, owned_by(sites_, shares), regions};
       const double time =
           seconds(terrain_, flow, situation_.thresholds.single_owner_bytes, plan_.segment_bytes);
       if (!best.empty() && time * kClose >= least) continue;
@@ -194,28 +203,67 @@ class Chooser {
   // Collects the candidates in the order in which the plan without measurements uses them, by size.
   void gather(const std::vector<std::uint32_t>& order) {
     const std::vector<std::uint32_t> equal(situation_.world, 1);
-    if (sites_.size() <= kMaxMesh) {
-      add_direct(single_owner());
+    const bool mesh = sites_.size() <= situation_.thresholds.mesh;
+    const std::vector<std::uint32_t> regions = mesh ? own_regions() : usable_regions(order);
+    if (mesh) {
+      add_direct(single_owner({}));
       add_direct(equal);
       if (const auto owned = best_shares(net_))
         add_direct(as_shares(sites_, *owned, situation_.world));
+    } else if (!regions.empty()) {
+      add_regional(single_owner(regions), regions);
+      add_regional(equal, regions);
     }
     const auto kind = crowded_ ? wire::ScheduleKind::host_ring : wire::ScheduleKind::ring;
     ring_ = candidates_.size();
     candidates_.push_back({kind, equal, {Flow::Way::around, order, owned_by(sites_, equal)}});
-    add_regional(equal);
-  }
-
-  void add_regional(const std::vector<std::uint32_t>& equal) {
-    if (!terrain_.regions || by_host(plan_.order, plan_.hosts).size() != sites_.size()) return;
-    const std::vector<std::uint32_t>& region = *terrain_.regions;
-    for (const std::uint32_t one : region)
-      if (std::ranges::count(region, one) > std::ptrdiff_t{kMaxMesh}) return;
+    if (mesh && !regions.empty()) add_regional(equal, regions);
+    if (regions.empty()) return;
     plan_.regions.resize(situation_.world);
     for (std::size_t site = 0; site < sites_.size(); ++site)
-      for (const std::uint32_t rank : sites_[site]) plan_.regions[rank] = region[site];
-    candidates_.push_back(
-        {wire::ScheduleKind::regional, equal, {Flow::Way::regional, {}, owned_by(sites_, equal)}});
+      for (const std::uint32_t rank : sites_[site]) plan_.regions[rank] = regions[site];
+  }
+
+  // The network's regions, by site; empty: it has none, or one has too many sites.
+  [[nodiscard]] std::vector<std::uint32_t> own_regions() const {
+    if (!terrain_.regions || !sites_are_hosts()) return {};
+    const std::vector<std::uint32_t>& region = *terrain_.regions;
+    for (const std::uint32_t one : region)
+      if (std::ranges::count(region, one) > std::ptrdiff_t{kMaxMesh}) return {};
+    return region;
+  }
+
+  // For more sites than have links to all others: the same if they are few and all pairs that they
+  // need are usable. Else neighbours in the ring, with borders where those pairs are usable, or at
+  // least those of a single owner.
+  [[nodiscard]] std::vector<std::uint32_t> usable_regions(
+      const std::vector<std::uint32_t>& order) const {
+    if (!sites_are_hosts()) return {};
+    const std::vector<std::uint32_t> equal(situation_.world, 1);
+    const std::vector<std::uint32_t> own = own_regions();
+    if (!own.empty() && 1 + std::ranges::max(own) <= kMaxMesh / 2 && work(own, equal)) return own;
+    const std::vector<std::uint32_t> even = even_regions(sites_.size());
+    const auto turns = static_cast<std::size_t>(std::ranges::count(even, 0U));
+    std::vector<std::uint32_t> regions(sites_.size());
+    for (const bool single : {false, true}) {
+      for (std::size_t turn = 0; turn < turns; ++turn) {
+        for (std::size_t at = 0; at < order.size(); ++at)
+          regions[order[at]] = even[(at + turn) % order.size()];
+        if (work(regions, single ? single_owner(regions) : equal)) return regions;
+      }
+    }
+    return {};
+  }
+
+  // Whether every pair that these owners need is usable.
+  [[nodiscard]] bool work(const std::vector<std::uint32_t>& regions,
+                          const std::vector<std::uint32_t>& shares) const {
+    const Flow flow{Flow::Way::regional, {}, owned_by(sites_, shares), regions};
+    return std::isfinite(seconds(terrain_, flow, kLargestStep, plan_.segment_bytes));
+  }
+
+  [[nodiscard]] bool sites_are_hosts() const {
+    return by_host(plan_.order, plan_.hosts).size() == sites_.size();
   }
 
   // The plan's hash and size should not depend on regions that no class uses.
@@ -225,7 +273,12 @@ class Chooser {
       plan_.regions.clear();
   }
 
-  [[nodiscard]] bool has_direct() const { return ring_ > 0; }
+  // Whether there are candidates for small arrays: the first one has a single owner, the second one
+  // equal shares.
+  [[nodiscard]] bool has_short() const { return ring_ > 0; }
+  [[nodiscard]] std::uint64_t short_bytes() const {
+    return situation_.thresholds.short_bytes(sites_.size());
+  }
   // The direct candidate with the best shares.
   [[nodiscard]] std::optional<std::size_t> best_direct() const {
     return ring_ == 3 ? std::optional<std::size_t>(2) : std::nullopt;
@@ -236,14 +289,13 @@ class Chooser {
   [[nodiscard]] double careful_time(std::size_t candidate, std::uint64_t bytes) const {
     const double seconds = time(candidates_[candidate], bytes);
     if (best_direct() == candidate) return seconds * kUnsure;
-    const bool one_owner =
-        has_direct() && candidate == 0 && bytes > situation_.thresholds.direct_bytes;
+    const bool one_owner = has_short() && candidate == 0 && bytes > short_bytes();
     return seconds * (one_owner ? kUnsure * kClose : 1);
   }
 
   // The candidate that the plan without measurements uses at this size.
   [[nodiscard]] std::size_t usual(std::uint64_t bytes) const {
-    if (!has_direct() || bytes > situation_.thresholds.direct_bytes) return ring_;
+    if (!has_short() || bytes > short_bytes()) return ring_;
     return bytes <= situation_.thresholds.single_owner_bytes ? 0 : 1;
   }
 
@@ -272,7 +324,7 @@ class Chooser {
     }
     plan_.classes.back().max_bytes = kAnySize;
     serve_all_owners();
-    keep_balanced_direct();
+    keep_balanced();
   }
 
   [[nodiscard]] bool works(std::size_t candidate) const {
@@ -292,14 +344,14 @@ class Chooser {
     if (std::ranges::all_of(
             plan_.classes, [&](const auto& size) { return owned_by_all(all_owning(plan_, size)); }))
       return;
-    add_unsized(has_direct() && works(1) ? 1 : ring_);
+    add_unsized(has_short() && works(1) ? 1 : ring_);
   }
 
-  // Operations with wide partial results or coded elements run the last direct class (see
+  // Operations with wide partial results or coded elements run the last class of few hops (see
   // size_class). It should not leave everything to one rank.
-  void keep_balanced_direct() {
+  void keep_balanced() {
     const auto way = [](const wire::SizeClass& size) { return way_of(size.kind); };
-    if (!has_direct() ||
+    if (!has_short() ||
         std::ranges::find(plan_.classes, Flow::Way::around, way) == plan_.classes.end())
       return;
     const std::optional<std::size_t> uneven = best_direct();
@@ -308,7 +360,7 @@ class Chooser {
     if (!works(best_balanced)) return;
     const auto last =
         std::find_if(plan_.classes.rbegin(), plan_.classes.rend(),
-                     [&](const auto& size) { return way(size) == Flow::Way::straight; });
+                     [&](const auto& size) { return way(size) == candidates_.front().flow.way; });
     if (last == plan_.classes.rend() || last->shares == candidates_[0].shares)
       add_unsized(best_balanced);
   }

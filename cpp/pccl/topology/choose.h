@@ -33,9 +33,11 @@ struct Choice {
 // The plan with the least predicted time at every size. The candidates are: a single owner;
 // `direct` with equal shares, and with best_shares; the best ring; and by regions, where there are
 // regions (see regions.h). With several ranks on some of several hosts, the first four run between
-// hosts. The plan without measurements is kept where it is within 3 % of the best; uneven shares
-// must be better by a quarter. Pairs that could not connect are avoided if a plan can. When no ring
-// is left, returns the plan without measurements. Empty: no plan avoids the `unusable` links.
+// hosts. With more than Thresholds::mesh hosts: a single owner and equal shares, both by regions,
+// and the best ring. The plan without measurements is kept where it is within 3 % of the best;
+// uneven shares must be better by a quarter. Pairs that could not connect are avoided if a plan
+// can. When no ring is left, returns the plan without measurements. Empty: no plan avoids the
+// `unusable` links.
 [[nodiscard]] std::optional<Choice> choose(const Situation& situation);
 
 }  // namespace pccl::topology

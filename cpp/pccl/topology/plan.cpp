@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <numeric>
+#include <ranges>
 #include <utility>
 
 namespace pccl::topology {
@@ -86,12 +86,11 @@ std::vector<std::uint32_t> cheapest_ring(const std::vector<std::uint32_t>& candi
   return {};
 }
 
-}  // namespace
-
-std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
+// The plan without regions: a ring for large arrays and, where links allow, `direct` for others.
+std::optional<wire::Plan> flat_plan(std::uint32_t world, std::uint32_t segment_bytes,
                                     const std::set<Edge>& unusable,
                                     const std::vector<std::uint32_t>& hosts,
-                                    const Thresholds& thresholds) {
+                                    const Thresholds& thresholds = {}) {
   wire::Plan plan;
   plan.segment_bytes = segment_bytes;
   plan.hosts = hosts;
@@ -111,7 +110,6 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
     has_ring = extend_ring(order, used, candidates, {unusable, {}, 0}, budget);
     if (has_ring) plan.order = std::move(order);
   }
-  constexpr auto kAnySize = std::numeric_limits<std::uint64_t>::max();
   const std::vector<std::uint32_t> equal(world, 1);
   // Only ranks with a link to every other rank can be owners.
   std::vector<std::uint32_t> owners = equal;
@@ -139,11 +137,63 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   if (has_ring && together.size() > 1 && largest > 1 && largest <= kMaxMesh) {
     if (!owned) first[0] = 1;
     choose(wire::ScheduleKind::host_direct, wire::ScheduleKind::host_ring, equal,
-           together.size() <= kMaxMesh);
+           together.size() <= thresholds.mesh);
     if (avoids(plan, unusable)) return plan;
   }
   choose(wire::ScheduleKind::direct, wire::ScheduleKind::ring, owners,
-         owned && (world <= kMaxMesh || !has_ring));
+         owned && (world <= thresholds.mesh || !has_ring));
+  return plan;
+}
+
+// Adds classes by regions to a plan that has a ring only. Few unusable links are avoided by other
+// borders between regions, or by keeping only the class with a single owner.
+void add_regions(wire::Plan& plan, const std::set<Edge>& unusable, const Thresholds& thresholds) {
+  const std::size_t world = plan.order.size();
+  std::vector<std::uint32_t> ranks(world);
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  const HostRanks hosts = by_host(ranks, plan.hosts);
+  std::size_t largest = 0;
+  for (const auto& there : hosts) largest = std::max(largest, there.size());
+  if (plan.classes.size() > 1 || hosts.size() <= thresholds.mesh || largest > kMaxMesh) return;
+  const std::vector<std::uint32_t> equal(world, 1);
+  std::vector<std::uint32_t> single(world, 0);
+  const auto reaches_all = [&](std::uint32_t rank) {
+    return std::ranges::none_of(
+        unusable, [&](const Edge& pair) { return pair.first == rank || pair.second == rank; });
+  };
+  const auto owner = std::ranges::find_if(ranks, reaches_all);
+  single[owner == ranks.end() ? 0 : *owner] = 1;
+  using Kind = wire::ScheduleKind;
+  const wire::SizeClass small{thresholds.single_owner_bytes, Kind::regional, single};
+  const wire::SizeClass medium{thresholds.short_bytes(hosts.size()), Kind::regional, equal};
+  const std::vector<std::uint32_t> regions = even_regions(hosts.size());
+  const auto turns = static_cast<std::size_t>(std::ranges::count(regions, 0U));
+  for (const auto& classes : {std::vector{small, medium}, std::vector{small}}) {
+    for (std::size_t turn = 0; turn < turns; ++turn) {
+      wire::Plan made = plan;
+      made.classes.insert(made.classes.begin(), classes.begin(), classes.end());
+      made.regions.resize(world);
+      for (std::size_t host = 0; host < hosts.size(); ++host)
+        for (const std::uint32_t rank : hosts[host])
+          made.regions[rank] = regions[(host + turn) % hosts.size()];
+      if (!unusable.empty() && !avoids(made, unusable)) continue;
+      plan = std::move(made);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
+                                    const std::set<Edge>& unusable,
+                                    const std::vector<std::uint32_t>& hosts,
+                                    const Thresholds& thresholds) {
+  std::optional<wire::Plan> plan = flat_plan(world, segment_bytes, unusable, hosts, thresholds);
+  const auto around = [](const wire::SizeClass& size) {
+    return size.kind == wire::ScheduleKind::ring || size.kind == wire::ScheduleKind::host_ring;
+  };
+  if (plan && around(plan->classes.back())) add_regions(*plan, unusable, thresholds);
   return plan;
 }
 
@@ -155,7 +205,7 @@ std::set<Edge> detours(std::uint32_t world, const std::set<Edge>& unusable,
   };
   if (world < 2) return {};
   // The plan if all links worked: its hierarchy or `direct` schedule is worth a few more detours.
-  const std::optional<wire::Plan> free = make_plan(world, 64, {}, hosts);
+  const std::optional<wire::Plan> free = flat_plan(world, 64, {}, hosts);
   const std::set<Edge> all = both(edges(*free), unusable);
   const std::vector<std::uint32_t> order = cheapest_ring(free->order, unusable, never, most);
   const std::set<Edge> ring = both(ring_edges(order), unusable);
@@ -182,7 +232,7 @@ bool plannable(std::uint32_t world, const std::set<Edge>& unusable, const std::s
     for (const std::uint32_t rank : {a, b}) lacks[rank] += never.contains({a, b}) ? most + 1 : 1;
   if (std::any_of(lacks.begin(), lacks.end(), [&](std::size_t links) { return links <= most; }))
     return true;
-  return make_plan(world, 64, unusable).has_value() ||
+  return flat_plan(world, 64, unusable, {}).has_value() ||
          (most > 0 && !detours(world, unusable, never, most).empty());
 }
 
@@ -235,6 +285,21 @@ Hierarchy hierarchy(const HostRanks& hosts, std::span<const std::uint32_t> regio
   return found;
 }
 
+std::vector<std::uint32_t> even_regions(std::size_t hosts) {
+  std::size_t count = 1;
+  while ((count + 1) * (count + 1) <= hosts) ++count;
+  std::vector<std::uint32_t> regions(hosts);
+  for (std::size_t host = 0; host < hosts; ++host)
+    regions[host] = static_cast<std::uint32_t>(host * count / hosts);
+  return regions;
+}
+
+std::uint32_t largest_region(const wire::Plan& plan) {
+  std::map<std::uint32_t, std::uint32_t> ranks;
+  for (const std::uint32_t region : plan.regions) ++ranks[region];
+  return std::ranges::max(std::views::values(ranks));
+}
+
 Hierarchy hierarchy(const wire::Plan& plan) {
   std::vector<std::uint32_t> ranks(plan.order.size());
   std::iota(ranks.begin(), ranks.end(), 0U);
@@ -269,16 +334,21 @@ const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, b
   const wire::SizeClass* chosen = fits == plan.classes.end() ? &plan.classes.back() : &*fits;
   const bool many_hops = (chosen->kind == wire::ScheduleKind::ring && (widens || coded)) ||
                          (chosen->kind == wire::ScheduleKind::host_ring && coded);
-  if (many_hops) {
-    // The largest direct class: its shares are the balanced ones.
-    const auto direct =
-        std::find_if(plan.classes.rbegin(), plan.classes.rend(), [&](const auto& c) {
-          return c.kind == wire::ScheduleKind::direct ||
-                 (coded && c.kind == wire::ScheduleKind::host_direct);
-        });
-    if (direct != plan.classes.rend()) chosen = &*direct;
+  if (!many_hops) return *chosen;
+  // The largest class of a kind: its shares are the balanced ones.
+  const auto largest = [&](const auto& is_it) {
+    return std::find_if(plan.classes.rbegin(), plan.classes.rend(), is_it);
+  };
+  auto found = largest([&](const wire::SizeClass& size) {
+    return size.kind == wire::ScheduleKind::direct ||
+           (coded && size.kind == wire::ScheduleKind::host_direct);
+  });
+  if (found == plan.classes.rend()) {
+    found = largest([](const wire::SizeClass& size) {
+      return size.kind == wire::ScheduleKind::regional && owned_by_all(size);
+    });
   }
-  return *chosen;
+  return found == plan.classes.rend() ? *chosen : *found;
 }
 
 bool owned_by_all(const wire::SizeClass& size) {
@@ -321,8 +391,11 @@ bool valid(const wire::Plan& plan, std::size_t world) {
 std::set<Edge> edges(const wire::Plan& plan) {
   std::set<Edge> used;
   const std::size_t world = plan.order.size();
+  std::vector<bool> known(world * world, false);
   const auto use = [&](std::uint32_t a, std::uint32_t b) {
-    if (a != b) used.insert(edge(a, b));
+    if (a == b || known[a * world + b]) return;
+    known[a * world + b] = true;
+    used.insert(edge(a, b));
   };
   const HostRanks together = by_host(plan.order, plan.hosts);
   const Hierarchy levels = hierarchy(plan);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <set>
 #include <span>
@@ -16,9 +17,12 @@ namespace pccl::topology {
 // A pair of ranks, first < second.
 using Edge = std::pair<std::uint32_t, std::uint32_t>;
 
-// Larger groups have no `direct` schedules, which need a link between every two members: they run
-// rings, or after measurements plans by regions.
+// Groups of more hosts have no `direct` schedules, which need a link between every two members:
+// instead of these they reduce by regions, of as many hosts as there are regions.
 inline constexpr std::uint32_t kMaxMesh = 32;
+
+// SizeClass::max_bytes of the class for all larger operations.
+inline constexpr std::uint64_t kAnySize = std::numeric_limits<std::uint64_t>::max();
 
 // The sizes at which the schedule changes without measurements. Tests use smaller ones.
 struct Thresholds {
@@ -27,13 +31,21 @@ struct Thresholds {
   // Up to this many bytes every rank owns a share and all send directly. Above, the fewer and
   // longer streams of a ring are faster.
   std::uint64_t direct_bytes = 512 << 10;
+  // So many hosts, at most, have links between every two.
+  std::uint32_t mesh = kMaxMesh;
+
+  // The largest array that is not reduced around a ring. With more than `mesh` hosts it is larger,
+  // since a ring has more hops: four times what each would own of `direct_bytes` on `mesh` hosts.
+  [[nodiscard]] std::uint64_t short_bytes(std::size_t hosts) const {
+    return hosts <= mesh ? direct_bytes : 4 * direct_bytes * hosts / mesh;
+  }
 };
 
 // The plan for `world` ranks without measurements, which uses none of the `unusable` links.
 // `hosts`: see hosts() below; empty: unknown. With several ranks on one of several hosts, each host
 // sends the others what a single rank would. When no ring avoids all unusable links, the ranks that
 // have a link to every other rank own everything at every size. Empty: there is no such rank
-// either.
+// either. With more than Thresholds::mesh hosts, regions reduce what is too small for a ring.
 [[nodiscard]] std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
                                                   const std::set<Edge>& unusable,
                                                   const std::vector<std::uint32_t>& hosts = {},
@@ -85,6 +97,13 @@ struct Hierarchy {
 // all ranks of a host are in the same region.
 [[nodiscard]] Hierarchy hierarchy(const HostRanks& hosts, std::span<const std::uint32_t> regions);
 
+// Regions for hosts of which none are known to be near each other: about as many as each has hosts,
+// by position in an order of all hosts.
+[[nodiscard]] std::vector<std::uint32_t> even_regions(std::size_t hosts);
+
+// The ranks in the largest region of a plan. REQUIRES: it has regions.
+[[nodiscard]] std::uint32_t largest_region(const wire::Plan& plan);
+
 // The hierarchy of a plan, with hosts in order of ranks, so that delegates do not depend on the
 // ring.
 [[nodiscard]] Hierarchy hierarchy(const wire::Plan& plan);
@@ -110,8 +129,9 @@ class Tree {
 
 // The size class of an operation of `bytes` bytes. `widens`: its partial results take more bytes
 // than its elements (float16, bfloat16, small integers under avg), so that `direct`, which sends
-// elements only, is better than a ring at every size. `coded`: its elements travel quantized, so
-// that fewer hops are better. REQUIRES: plan.classes is not empty.
+// elements only, is better than a ring at every size; so is `regional`, which sends few partial
+// results. `coded`: its elements travel quantized, so that fewer hops are better. REQUIRES:
+// plan.classes is not empty.
 [[nodiscard]] const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes,
                                                 bool widens, bool coded = false);
 

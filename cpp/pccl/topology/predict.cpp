@@ -132,16 +132,17 @@ double direct_seconds(const Terrain& terrain, const Flow& flow, double bytes, do
   return std::max(loads.seconds(false), serial) + late;
 }
 
-// Assumes that a used pair of sites in different regions has the capacity of all such pairs to
-// itself. If each pair has its own limit, this takes as long as `direct` with equal shares: the
-// used pairs carry as much.
+// Assumes of the network's own regions that a used pair of sites in different regions has the
+// capacity of all such pairs to itself. If each pair has its own limit, this takes as long as
+// `direct` with equal shares: the used pairs carry as much.
 double regional_seconds(const Terrain& terrain, const Flow& flow, double bytes, double limit) {
   const Network& net = terrain.net;
   const std::size_t n = net.size();
   std::vector<std::uint32_t> sites(n);
   std::iota(sites.begin(), sites.end(), 0U);
-  const Hierarchy levels = hierarchy(each_alone(sites), *terrain.regions);
+  const Hierarchy levels = hierarchy(each_alone(sites), flow.regions);
   const std::size_t count = levels.regions.size();
+  const bool own = terrain.regions == levels.region_of;
   Loads loads(terrain);
   double serial = 0;
   double late = 0;
@@ -162,7 +163,7 @@ double regional_seconds(const Terrain& terrain, const Flow& flow, double bytes, 
       for (const auto& [from, to] : {std::pair{site, above}, std::pair{above, site}}) {
         loads.add(from, to, chunk);
         double rate = net.rate_of(from, to);
-        if (here != there && rate > 0) {
+        if (own && here != there && rate > 0) {
           const std::size_t way = levels.region_of[from] * count + levels.region_of[to];
           rate = std::min({net.up[from], net.down[to], terrain.between[way]});
         }
@@ -177,7 +178,7 @@ double regional_seconds(const Terrain& terrain, const Flow& flow, double bytes, 
     serial = std::max(serial, stage * (1 + 3 * segment_of(chunk, limit) / chunk));
     late = std::max(late, 2 * (near + far + 2 * kHopSeconds));
   }
-  return std::max(loads.seconds(true), serial) + late;
+  return std::max(loads.seconds(own), serial) + late;
 }
 
 }  // namespace
@@ -245,7 +246,11 @@ double predict(const wire::Plan& plan, const wire::RateTable& rates, std::uint64
                    ? owned_by(sites, std::vector<std::uint32_t>(plan.order.size(), 1))
                    : owned_by(sites, size.shares);
   Terrain terrain(network(rates, sites));
-  if (regional) terrain.divide(levels.region_of);
+  if (regional) {
+    flow.regions = levels.region_of;
+    // Those of a larger group may be regions without a line of their own.
+    if (sites.size() <= kMaxMesh) terrain.divide(levels.region_of);
+  }
   return seconds(terrain, flow, bytes, plan.segment_bytes);
 }
 

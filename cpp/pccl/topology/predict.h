@@ -16,16 +16,18 @@ struct Flow {
   Way way = Way::straight;           // to the owners; along a ring in `order`; region to region
   std::vector<std::uint32_t> order;  // of sites
   std::vector<double> owned;         // by site, fractions of the array
+  std::vector<std::uint32_t> regions = {};  // by site
 };
 [[nodiscard]] Flow::Way way_of(wire::ScheduleKind kind);
 
-// A network with the regions of its sites, if it has regions.
+// A network with the regions of its sites, if it has regions, and the lines between these.
 struct Terrain {
   Network net;
   std::optional<std::vector<std::uint32_t>> regions;
   std::vector<double> between;  // see between_regions
 
   explicit Terrain(Network network);
+  // Takes these for the network's regions.
   void divide(const std::vector<std::uint32_t>& into);
 };
 

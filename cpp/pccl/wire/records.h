@@ -306,7 +306,8 @@ struct Plan {
   std::vector<std::uint32_t> order;  // ring: order[position] = rank
   std::vector<SizeClass> classes;    // ascending max_bytes; the last one has no limit
   std::vector<std::uint32_t> hosts;  // by rank; ranks with the same number share memory
-  // By rank; ranks with the same number are near each other. Empty unless a class is regional.
+  // By rank; ranks with the same number reduce among each other first. Empty unless a class is
+  // regional.
   std::vector<std::uint32_t> regions;
   bool operator==(const Plan&) const = default;
   static void fields(auto& self, auto& visit) {

@@ -104,6 +104,7 @@ World::World(std::uint64_t seed, const Options& given)
       master_options.segment_bytes = std::max(master_options.segment_bytes, 256U);
     master_options.thresholds.single_owner_bytes = 64;
     master_options.thresholds.direct_bytes = random.chance(0.5) ? 128 : 512;
+    if (measuring.chance(0.3)) master_options.thresholds.mesh = 3;
     settings.segment_bytes = master_options.segment_bytes;
     settings.buffer_bytes = master_options.segment_bytes * random.between(4, 64);
     const std::uint32_t eager[] = {0, 200, 64 << 10};

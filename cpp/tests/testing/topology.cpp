@@ -97,14 +97,36 @@ topology::Network network_of(const Table& given) {
   return topology::network(table_from(given), sites);
 }
 
+topology::Thresholds thresholds(std::uint32_t mesh) {
+  topology::Thresholds made;
+  made.mesh = mesh;
+  return made;
+}
+
+// (plan, links used) without measurements, or None.
+nb::object plain_plan(std::uint32_t world, const Pairs& unusable, const Ranks& hosts,
+                      std::uint32_t mesh) {
+  const auto plan = topology::make_plan(world, kSegmentBytes, unusable, hosts, thresholds(mesh));
+  if (!plan) return nb::none();
+  return nb::make_tuple(nb::cast(to_python(*plan)), nb::cast(topology::edges(*plan)));
+}
+
 // (plan, why, links used), or None.
-nb::object choose_plan(const Table& table, const Pairs& unusable, const Ranks& hosts) {
+nb::object choose_plan(const Table& table, const Pairs& unusable, const Ranks& hosts,
+                       std::uint32_t mesh) {
   const auto world = static_cast<std::uint32_t>(table.first.size());
-  const auto choice =
-      topology::choose({world, kSegmentBytes, unusable, hosts, table_from(table), {}});
+  const auto choice = topology::choose(
+      {world, kSegmentBytes, unusable, hosts, table_from(table), thresholds(mesh)});
   if (!choice) return nb::none();
   return nb::make_tuple(nb::cast(to_python(choice->plan)), choice->why,
                         nb::cast(topology::edges(choice->plan)));
+}
+
+// The kind and the shares with which quantized operations run.
+std::pair<std::string, Ranks> coded_class(const PlanTuple& given, std::uint64_t bytes) {
+  const wire::Plan plan = plan_from(given);
+  const wire::SizeClass& size = topology::size_class(plan, bytes, false, true);
+  return {kKinds[static_cast<std::size_t>(size.kind)], size.shares};
 }
 
 collective::Schedule schedule_of(const PlanTuple& given, std::uint64_t bytes, std::uint32_t rank,
@@ -254,8 +276,12 @@ class Planner {
 }  // namespace
 
 void bind_topology(nb::module_& m) {
-  m.def("choose_plan", &choose_plan, "table"_a, "unusable"_a = Pairs(), "hosts"_a = Ranks());
+  m.def("plain_plan", &plain_plan, "world"_a, "unusable"_a = Pairs(), "hosts"_a = Ranks(),
+        "mesh"_a = topology::kMaxMesh);
+  m.def("choose_plan", &choose_plan, "table"_a, "unusable"_a = Pairs(), "hosts"_a = Ranks(),
+        "mesh"_a = topology::kMaxMesh);
   m.def("plan_flows", &plan_flows, "plan"_a, "bytes"_a, "rank"_a, "kind"_a = 0);
+  m.def("coded_class", &coded_class, "plan"_a, "bytes"_a);
   m.def("plan_contents", &plan_contents, "plan"_a, "bytes"_a, "rank"_a);
   m.def(
       "best_ring", [](const Table& table) { return topology::best_ring(network_of(table)); },
