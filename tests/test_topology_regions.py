@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import (
+    ANY_SIZE,
     LARGE,
     Edge,
+    Plan,
     check_plan,
     chosen,
     class_for,
@@ -141,3 +143,10 @@ def test_a_pair_of_which_nothing_is_known_counts_as_the_others() -> None:
     times = [_testing.predict(plan, (hosts, links), LARGE)]
     times.append(_testing.predict(plan, two_sites(), LARGE))
     assert times[0] == pytest.approx(times[1], rel=0.02)
+
+
+def test_without_regions_every_host_is_one() -> None:
+    # No master makes such a plan. A member that is sent one runs it.
+    plan: Plan = list(range(5)), [(ANY_SIZE, "regional", [1] * 5)], [], []
+    assert _testing.plan_contents(plan, LARGE, 2)[1] == 1
+    play(plan, 700)

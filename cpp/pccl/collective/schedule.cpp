@@ -291,9 +291,10 @@ Schedule exchange(const wire::Plan& plan, const wire::SizeClass& size, std::uint
     return reduce_scatter(whole, owners);
   };
   if (!mesh) {
-    auto most = static_cast<std::uint32_t>(plan.order.size());
-    if (used->kind == wire::ScheduleKind::regional) most = topology::largest_region(plan);
-    return all_to_all(half, rank, most);
+    const std::size_t most = used->kind == wire::ScheduleKind::regional
+                                 ? topology::largest_region(topology::hierarchy(plan))
+                                 : plan.order.size();
+    return all_to_all(half, rank, static_cast<std::uint32_t>(most));
   }
   Schedule schedule = half(rank);
   for (ChunkFlow& flow : schedule.chunks)

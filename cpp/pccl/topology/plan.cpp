@@ -6,7 +6,6 @@
 #include <iterator>
 #include <map>
 #include <numeric>
-#include <ranges>
 #include <utility>
 
 namespace pccl::topology {
@@ -294,10 +293,14 @@ std::vector<std::uint32_t> even_regions(std::size_t hosts) {
   return regions;
 }
 
-std::uint32_t largest_region(const wire::Plan& plan) {
-  std::map<std::uint32_t, std::uint32_t> ranks;
-  for (const std::uint32_t region : plan.regions) ++ranks[region];
-  return std::ranges::max(std::views::values(ranks));
+std::size_t largest_region(const Hierarchy& levels) {
+  std::size_t most = 0;
+  for (const auto& region : levels.regions) {
+    std::size_t ranks = 0;
+    for (const std::uint32_t host : region) ranks += levels.hosts[host].size();
+    most = std::max(most, ranks);
+  }
+  return most;
 }
 
 Hierarchy hierarchy(const wire::Plan& plan) {

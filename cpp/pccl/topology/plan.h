@@ -101,8 +101,8 @@ struct Hierarchy {
 // by position in an order of all hosts.
 [[nodiscard]] std::vector<std::uint32_t> even_regions(std::size_t hosts);
 
-// The ranks in the largest region of a plan. REQUIRES: it has regions.
-[[nodiscard]] std::uint32_t largest_region(const wire::Plan& plan);
+// The number of ranks in the largest region.
+[[nodiscard]] std::size_t largest_region(const Hierarchy& levels);
 
 // The hierarchy of a plan, with hosts in order of ranks, so that delegates do not depend on the
 // ring.
