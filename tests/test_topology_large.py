@@ -25,7 +25,7 @@ from plans import (
 from pccl import _testing
 
 KIB = 1 << 10
-# The classes of a plan for more hosts than `mesh`; two regions and one owner at least.
+# The classes of a plan for more hosts than `mesh`.
 KINDS = ["regional", "regional", "ring"]
 
 

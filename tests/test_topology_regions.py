@@ -79,7 +79,7 @@ def test_an_exchange_of_crowded_hosts_goes_straight_between_hosts_where_it_can()
     assert "host_direct" in kinds and "regional" in kinds
     small = plan[1][kinds.index("host_direct")][0]
     flows = _testing.plan_flows(plan, small, 0, 4)[0]
-    # Rank 0 sends what rank 6 receives to rank 0's counterpart on that host, not to its region's.
+    # Rank 0 sends rank 6 straight what its host has for it. By regions it would go through rank 4.
     assert flows[6][1] == 6
 
 

@@ -87,6 +87,8 @@ class Group:
             thread.start()
         for thread in threads:
             thread.join()
+        if self._meet.broken:
+            raise SystemExit("a member failed, see above")
 
     def _member(self, host: int) -> None:
         try:

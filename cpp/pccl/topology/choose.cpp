@@ -241,7 +241,8 @@ class Chooser {
     if (!sites_are_hosts()) return {};
     const std::vector<std::uint32_t> equal(situation_.world, 1);
     const std::vector<std::uint32_t> own = own_regions();
-    if (!own.empty() && 1 + std::ranges::max(own) <= kMaxMesh / 2 && work(own, equal)) return own;
+    if (!own.empty() && 1 + std::ranges::max(own) <= kMaxMesh / 2 && pairs_work(own, equal))
+      return own;
     const std::vector<std::uint32_t> even = even_regions(sites_.size());
     const auto turns = static_cast<std::size_t>(std::ranges::count(even, 0U));
     std::vector<std::uint32_t> regions(sites_.size());
@@ -249,15 +250,15 @@ class Chooser {
       for (std::size_t turn = 0; turn < turns; ++turn) {
         for (std::size_t at = 0; at < order.size(); ++at)
           regions[order[at]] = even[(at + turn) % order.size()];
-        if (work(regions, single ? single_owner(regions) : equal)) return regions;
+        if (pairs_work(regions, single ? single_owner(regions) : equal)) return regions;
       }
     }
     return {};
   }
 
   // Whether every pair that these owners need is usable.
-  [[nodiscard]] bool work(const std::vector<std::uint32_t>& regions,
-                          const std::vector<std::uint32_t>& shares) const {
+  [[nodiscard]] bool pairs_work(const std::vector<std::uint32_t>& regions,
+                                const std::vector<std::uint32_t>& shares) const {
     const Flow flow{Flow::Way::regional, {}, owned_by(sites_, shares), regions};
     return std::isfinite(seconds(terrain_, flow, kLargestStep, plan_.segment_bytes));
   }
