@@ -182,6 +182,9 @@ def train(args: argparse.Namespace) -> None:
             quantize=args.quantize,
             compression=sparse,
             robust=args.robust and Robust(args.robust, against=args.against),
+            quorum=args.quorum,
+            grace_seconds=args.grace_seconds,
+            background_join=args.quorum is not None,  # who was late waits alone for the state
             data=sampler,  # its place is shared, and settled by each round's reduction
             rejoin=pccl.init,
             join=False,
@@ -219,6 +222,7 @@ def train(args: argparse.Namespace) -> None:
             "members": info.world_size if info else 1,
             "tx_bytes": tx_bytes,  # by this member
             "hidden": diloco.hidden if diloco else 0.0,  # share of the reductions' time
+            "waited": waited,  # seconds that this member did not train
             "seconds": time.perf_counter() - began,
         }
         if loss is not None:
@@ -234,6 +238,7 @@ def train(args: argparse.Namespace) -> None:
 
     loss, info, tx_bytes, curve, round_ended = None, None, 0, [], True
     reported = saved = tokens_taken()
+    waited, stalls = 0.0, 0
     print(f"begins at {saved} tokens", flush=True)
     while tokens_taken() < args.tokens or not round_ended:
         for group in (group for optimizer in inner for group in optimizer.param_groups):
@@ -246,17 +251,26 @@ def train(args: argparse.Namespace) -> None:
         if args.method == "ddp":
             grads = {name: parameter.grad for name, parameter in model.named_parameters()}
             how: dict = {"out": grads, "quantize": args.quantize, "return_info": True}
+            waits = time.perf_counter()
             _, info = pccl.allreduce(grads, "avg", **how)
+            waited += time.perf_counter() - waits
             tx_bytes += info.tx_bytes
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in inner:
             optimizer.step()
         if args.step_seconds:
             time.sleep(max(0.0, step_began + args.step_seconds - time.perf_counter()))
+        # Not near the end: a member that comes back late would find that the run is over.
+        early = tokens_taken() < 0.7 * args.tokens
+        if args.stall and early and step_began - began > 60 * stalls + 30:
+            stalls += 1
+            time.sleep(args.stall)
         if diloco:
             if args.spoil is not None and (diloco.inner_step + 1) % args.sync_every == 0:
                 spoil(model, diloco.parameters, args.spoil)
+            waits = time.perf_counter()
             round_ended = diloco.step()
+            waited += time.perf_counter() - waits
             if diloco.info is not None and diloco.info is not info:
                 info, tx_bytes = diloco.info, diloco.tx_bytes
         else:
@@ -337,6 +351,9 @@ def main() -> None:
     parser.add_argument("--density", type=float, help="share of elements to send: SparseLoCo")
     parser.add_argument("--round-seconds", type=float, help="DiLoCo rounds end by time")
     parser.add_argument("--step-seconds", type=float, help="plays a machine with such steps")
+    parser.add_argument("--stall", type=float, help="plays one that stalls so long in each minute")
+    parser.add_argument("--quorum", type=float, help="DiLoCo waits --grace-seconds for the others")
+    parser.add_argument("--grace-seconds", type=float, help="default: DiLoCo's")
     parser.add_argument("--robust", choices=("clip", "trimmed"), help="bounds each one's influence")
     parser.add_argument("--against", type=float, default=1.0, help="see pccl.diloco.Robust")
     parser.add_argument("--spoil", type=float, help="plays a hostile member: its progress, times")

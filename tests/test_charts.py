@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("one_host", "wide_area", "killed")
+NAMES = ("one_host", "wide_area", "killed", "training_wide", "training_stall")
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def test_a_chart_shows_what_its_result_file_holds(
     charts.draw(name, result, drawn)
     points, texts = data(drawn)
     assert data(ROOT / f"docs/images/{name}.svg") == (points, texts), "run tools/charts.py"
-    assert any(result["machine"]["date"] in text for text in texts)
-    assert any(result["machine"]["command"] in text for text in texts)
+    about = result["machine"]
+    assert f"{about['date']}: {about['command']}" in " ".join(texts)  # on several lines
 
 
 def test_another_result_gives_another_chart(charts: ModuleType, tmp_path: Path) -> None:

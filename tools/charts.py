@@ -1,4 +1,4 @@
-"""Draws the charts of README from benchmarks/results.
+"""Draws the charts of README and of docs/training-plots.md from benchmarks/results.
 
     python tools/charts.py                    # all of them, in docs/images
     python tools/charts.py --folder /tmp/x    # somewhere else
@@ -14,9 +14,10 @@ import argparse
 import json
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -25,10 +26,14 @@ IMAGES = ROOT / "docs/images"
 GREY = "#848d97"
 COLORS = {"pccl": "#2f81f7", "MPI": "#d29922", "Gloo": "#8957e5", "Gloo, 8 groups": "#b083f0"}
 COLORS |= {"torchft": "#db6d28", "hivemind": "#3fb950"}
+COLORS |= {"ddp": GREY, "diloco": "#2f81f7", "diloco int8": "#3fb950", "diloco int4": "#a371f7"}
+COLORS |= {"async": "#d29922", "streaming": "#f778ba", "sparse": "#f85149", "muloco": "#39c5cf"}
+COLORS |= {"without a quorum": "#d29922", "with a quorum": "#2f81f7"}
 MIB = 1 << 20
 
-# Chart -> panel -> series -> points (name of the place on the axis, seconds).
-Points = dict[str, dict[str, list[tuple[str, float]]]]
+# Chart -> panel -> series -> points (place on the axis or its name, value).
+Series = dict[str, list[tuple[Any, float]]]
+Points = dict[str, Series]
 
 
 def one_host(result: dict[str, Any]) -> Points:
@@ -83,13 +88,45 @@ def killed(result: dict[str, Any]) -> Points:
     return {"": series}
 
 
+def training_wide(result: dict[str, Any]) -> Points:
+    """Loss of one seed by what it cost: tokens, bytes that a member sent, time."""
+    panels: dict[str, Callable[[dict[str, Any]], float]] = {
+        "million tokens, all members": lambda line: line["tokens"] / 1e6,
+        "MB sent by a member": lambda line: line["tx_bytes"] / 1e6,
+        "seconds": lambda line: line["seconds"],
+    }
+    return {
+        panel: {
+            method: [(place(line), line["bits"]) for line in runs[0]["curve"] if place(line)]
+            for method, runs in result["runs"].items()
+        }
+        for panel, place in panels.items()
+    }
+
+
+def training_stall(result: dict[str, Any]) -> Points:
+    """Tokens that the run has learned from, and its members, by time."""
+    names = {"stall": "without a quorum", "stall quorum": "with a quorum"}
+    panels = {
+        "million tokens learned": ("tokens", 1e-6),
+        "members in the reduction": ("members", 1),
+    }
+    return {
+        panel: {
+            names[method]: [(line["seconds"], line[key] * unit) for line in runs[0]["curve"]]
+            for method, runs in result["runs"].items()
+        }
+        for panel, (key, unit) in panels.items()
+    }
+
+
 def shown(seconds: float) -> str:
     """With two or three digits and a unit."""
     value, unit = (seconds * 1e3, "ms") if seconds < 0.1 else (seconds, "s")
     return f"{value:.3g} {unit}"
 
 
-def lines(axes: Any, series: dict[str, list[tuple[str, float]]]) -> None:
+def lines(axes: Any, series: Series) -> None:
     for name, points in series.items():
         places = range(len(points))
         seconds = [value for _, value in points]
@@ -123,7 +160,7 @@ def lines(axes: Any, series: dict[str, list[tuple[str, float]]]) -> None:
     axes.grid(axis="y", color=GREY, alpha=0.25)
 
 
-def bars(axes: Any, series: dict[str, list[tuple[str, float]]]) -> None:
+def bars(axes: Any, series: Series) -> None:
     bounds = dict(series.get("bound", []))
     series = {name: points for name, points in series.items() if name != "bound"}
     places = list(dict.fromkeys(where for points in series.values() for where, _ in points))
@@ -146,17 +183,71 @@ def bars(axes: Any, series: dict[str, list[tuple[str, float]]]) -> None:
     axes.grid(axis="x", color=GREY, alpha=0.25)
 
 
-Draw = Callable[[Any, dict[str, list[tuple[str, float]]]], None]
-# File -> its points, how they are drawn, inches, title.
-CHARTS: dict[str, tuple[Callable[[dict[str, Any]], Points], Draw, tuple[float, float], str]] = {
-    "one_host": (one_host, lines, (8.0, 3.1), "Four ranks on one host: time of an all-reduce"),
-    "wide_area": (wide_area, bars, (8.0, 3.1), "64 MiB over a wide area: time of an all-reduce"),
-    "killed": (killed, bars, (8.0, 2.6), "One of four processes is killed, and started again"),
-}
-NOTES = {
-    "one_host": "Lower is better; both scales are logarithmic. Sum of float32, two cores.",
-    "wide_area": "Lower is better. Dotted: what the links allow. Emulated networks.",
-    "killed": "Lower is better. Dotted: the program without a library. With Gloo and MPI the run ends.",
+def curves(axes: Any, series: Series) -> None:
+    """Lines by what stands below the panel; over many powers of ten the scale is logarithmic."""
+    for name, points in series.items():
+        places, values = zip(*points, strict=True)
+        whole = all(isinstance(value, int) for value in values)
+        how = "steps-mid" if whole else "default"  # members
+        axes.plot(places, values, linewidth=1.6, label=name, color=COLORS[name], drawstyle=how)
+        if whole:
+            axes.set_yticks(range(max(values) + 2))
+    places = [place for points in series.values() for place, _ in points]
+    if max(places) > 30 * min(places):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.grid(color=GREY, alpha=0.25)
+
+
+class Chart(NamedTuple):
+    points: Callable[[dict[str, Any]], Points]
+    draw: Callable[[Any, Series], None]  # into the axes of a panel
+    size: tuple[float, float]  # inches
+    title: str
+    note: str
+    value: str = ""  # what the vertical axes show; with it, panels' names stand below them
+    one_scale: bool = True  # the panels' vertical axes are the same
+
+
+# By the names of their files.
+CHARTS = {
+    "one_host": Chart(
+        one_host,
+        lines,
+        (8.0, 3.1),
+        "Four ranks on one host: time of an all-reduce",
+        "Lower is better; both scales are logarithmic. Sum of float32, two cores.",
+    ),
+    "wide_area": Chart(
+        wide_area,
+        bars,
+        (8.0, 3.1),
+        "64 MiB over a wide area: time of an all-reduce",
+        "Lower is better. Dotted: what the links allow. Emulated networks.",
+    ),
+    "killed": Chart(
+        killed,
+        bars,
+        (8.0, 2.6),
+        "One of four processes is killed, and started again",
+        "Lower is better. Dotted: the program without a library. With Gloo and MPI the run ends.",
+    ),
+    "training_wide": Chart(
+        training_wide,
+        curves,
+        (8.0, 3.6),
+        "Loss by what it cost: four members, 50 ms, 100 Mbit/s",
+        "Lower is better; bytes and seconds are logarithmic. A GPT of a million parameters, one seed.",
+        value="held-out bits per byte",
+    ),
+    "training_stall": Chart(
+        training_stall,
+        curves,
+        (8.0, 3.1),
+        "One of four members stalls for 20 s of each minute",
+        "By seconds. DiLoCo in async, rounds of about five seconds, one seed.",
+        one_scale=False,
+    ),
 }
 
 
@@ -167,8 +258,8 @@ def draw(name: str, result: dict[str, Any], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    points_of, draw_panel, size, title = CHARTS[name]
-    points = points_of(result)
+    chart = CHARTS[name]
+    points = chart.points(result)
     about = result["machine"]
     style = {
         "svg.fonttype": "none",
@@ -186,14 +277,27 @@ def draw(name: str, result: dict[str, Any], file: Path) -> None:
     }
     with pyplot.rc_context(style):
         figure, panels = pyplot.subplots(
-            1, len(points), figsize=size, squeeze=False, sharey=True, layout="constrained"
+            1,
+            len(points),
+            figsize=chart.size,
+            squeeze=False,
+            sharey=chart.one_scale,
+            layout="constrained",
         )
         for axes, (panel, series) in zip(panels[0], points.items(), strict=True):
-            draw_panel(axes, series)
-            axes.set_title(panel)
-        figure.suptitle(title, fontsize=11, fontweight="bold")
-        figure.supxlabel(f"{NOTES[name]}\n{about['date']}: {about['command']}", fontsize=8)
-        metadata = {"Date": None, "Title": title, "Description": json.dumps(points)}
+            chart.draw(axes, series)
+            if chart.value:
+                axes.set_xlabel(panel)
+            else:
+                axes.set_title(panel)
+        panels[0][0].set_ylabel(chart.value)
+        if chart.draw is curves:
+            named = panels[0][0].get_legend_handles_labels()
+            figure.legend(*named, loc="outside right upper", frameon=False)
+        figure.suptitle(chart.title, fontsize=11, fontweight="bold")
+        command = textwrap.fill(f"{about['date']}: {about['command']}", 125)
+        figure.supxlabel(f"{chart.note}\n{command}", fontsize=8)
+        metadata = {"Date": None, "Title": chart.title, "Description": json.dumps(points)}
         figure.savefig(file, transparent=True, metadata=metadata)
         pyplot.close(figure)
 

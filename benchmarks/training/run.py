@@ -18,15 +18,18 @@ of the held-out text, mean and half the range over the seeds; `to ddp` is that o
 to ddp with the same seed. `MB sent` are those of reductions, of all members that came to the end;
 `on the wire` is all that the hosts' interfaces sent meanwhile, headers included. `hidden` is the
 share of the reductions' time that passed behind inner steps, without the last one, and with it.
-`seconds` are those of the longest run. `local` is one process without pccl that takes the batches
-of all members; `bigrams` predicts each byte from the one before, counted in all of the training
-text. At the end of every run all members must hold the same parameters, bit for bit.
+`waited` are the seconds of these in which the first member did not train, but waited for a
+reduction or for other members, and `seconds` are those of the longest run. `local` is one process
+without pccl that takes the batches of all members; `bigrams` predicts each byte from the one
+before, counted in all of the training text. At the end of every run all members must hold the same
+parameters, bit for bit.
 
 In "uneven" members' inner steps take 0.2 s, 0.2 s, 0.4 s and 0.8 s (`--step-seconds` is the
 fastest ones', which has to be longer than they need), and rounds end by their time, in "uneven
 async" and "uneven streaming", too; in "uneven steps" they end when all have made the same number of
-steps. In "hostile" the progress
-of one member is multiplied by `--factor`.
+steps. In "stall" the last member sleeps for `--stall` seconds of each minute, and in "stall quorum"
+the others wait for two seconds at most. In "hostile" the progress of one member is multiplied by
+`--factor`.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ METHODS = {
     "ddp": ["--method", "ddp"],
     "diloco": [],
     "diloco int8": ["--quantize", "int8"],
+    "diloco int4": ["--quantize", "int4"],
     # For runs from nothing: --pretrain 0 --lr 2e-3.
     "diloco warm-up": ["--warm-up", "14"],
     "int8 warm-up": ["--warm-up", "14", "--quantize", "int8"],
@@ -83,6 +87,9 @@ METHODS = {
     "uneven async": ["--mode", "async"],
     "uneven streaming": ["--mode", "streaming"],
     "uneven steps": [],
+    # The last member stalls for --stall seconds of each minute.
+    "stall": ["--mode", "async"],
+    "stall quorum": ["--mode", "async", "--quorum", "0.75"],
     # The last member's progress is multiplied by --factor.
     "hostile": [],
     "hostile clip": ["--robust", "clip"],
@@ -162,6 +169,7 @@ class Run:
             # Without the last reduction, which nothing is left to hide behind.
             "hidden": self.curve[max(0, len(self.curve) - 2)]["hidden"],
             "hidden_to_end": last["hidden"],
+            "waited": last["waited"],
             "seconds": time.monotonic() - began,
             "kills": self.kills,
             "joins": self.joins,
@@ -272,6 +280,8 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
         own = [["--step-seconds", str(args.step_seconds / speed)] for speed in speeds_of(args)]
     if method.startswith("hostile"):
         own = [[]] * (args.peers - 1) + [["--spoil", str(args.factor)]]
+    if method.startswith("stall"):
+        own = [[]] * (args.peers - 1) + [["--stall", str(args.stall)]]
     if method.startswith("uneven") and method != "uneven steps":
         arguments += ["--round-seconds", str(args.sync_every * args.step_seconds)]
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
@@ -348,7 +358,7 @@ def bigram_bits(example: Any) -> float:
 
 HEADINGS = [
     *("method", "bits per byte", "", "to ddp", "MB sent", "ddp's to it"),
-    *("MB on the wire", "ddp's to it", "hidden", "seconds", "kills, joins"),
+    *("MB on the wire", "ddp's to it", "hidden", "waited", "seconds", "kills, joins"),
 ]
 HEAD = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
 
@@ -384,6 +394,7 @@ def table_row(method: str, runs: list[dict[str, Any]], ddp: list[dict[str, Any]]
         f"{wire / 1e6:.1f}",
         fewer_on_wire,
         f"{hidden(runs, 'hidden')} % ({hidden(runs, 'hidden_to_end')})" if sent else "",
+        f"{statistics.mean(run['waited'] for run in runs):.0f}",
         f"{max(run['seconds'] for run in runs):.0f}",
         f"{sum(run['kills'] for run in runs)}, {sum(run['joins'] for run in runs)}",
     ]
@@ -505,6 +516,7 @@ def main() -> int:
     parser.add_argument("--churn", type=float, default=0, help="seconds between a kill and a join")
     parser.add_argument("--wan", nargs=2, type=float, metavar=("RTT_MS", "MBIT"), help="needs root")
     parser.add_argument("--factor", type=float, default=-100.0, help='of "hostile" (-100)')
+    parser.add_argument("--stall", type=float, default=20.0, help='of "stall" (20)')
     parser.add_argument("--rejoin", action="store_true", help="measure only that")
     parser.add_argument("--parameters", type=int, help="of --rejoin; default: 100 million")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens: a test")
