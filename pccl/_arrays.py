@@ -14,7 +14,7 @@ from pccl.errors import InvalidArgument, NotSupported, located
 from pccl.frameworks import Array, Buffer, Bytes, DeviceAdapter, Place, Shared
 from pccl.types import DataType, ReduceOp, check_op
 
-_BROADCAST = "its elements share memory (it was broadcast)"
+_SHARED = "its elements share memory (broadcast, or windows that overlap?); pass a copy"
 
 
 class Leaf(NamedTuple):
@@ -60,7 +60,7 @@ def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
     if isinstance(leaf, np.generic):
         scalar = np.asarray(leaf)
         if scalar.dtype == np.int64 and op in _GROWING:  # meets other members' Python ints
-            return Leaf(_with_float(scalar), lambda results: results[0][()], guards=1)
+            return Leaf(_with_float(scalar), lambda r: np.int64(_checked(r, name)), guards=1)
         return Leaf([_numpy_buffer(scalar)], lambda results: results[0][()])
     if isinstance(leaf, int | float) and not isinstance(leaf, bool):
         as_float = op is ReduceOp.AVG or isinstance(leaf, float)
@@ -99,7 +99,7 @@ def _with_float(number: Array) -> list[Buffer]:
 
 
 def _checked(results: Sequence[Array], name: str) -> int:
-    """The result for a Python int, from those of `_with_float`: the same on all members.
+    """The result for an int, from those of `_with_float`: the same on all members.
 
     Raises:
         OverflowError: It does not fit in 64 bits.
@@ -165,7 +165,7 @@ def check_device_target(leaf: object) -> None:
     """
     adapter = frameworks.device_adapter(leaf)
     if adapter is not None and adapter.elements_share_memory(leaf):
-        raise InvalidArgument.because("", _BROADCAST)
+        raise InvalidArgument.because("", _SHARED)
 
 
 def _writable(leaf: object, func: str, where: str) -> Sequence[Buffer]:
@@ -181,9 +181,8 @@ def _writable(leaf: object, func: str, where: str) -> Sequence[Buffer]:
         for array, _ in buffers:
             if not array.flags.writeable:
                 raise InvalidArgument.because("", "the array is read-only")
-            axes = zip(array.strides, array.shape, strict=True)
-            if array.size and any(stride == 0 and extent > 1 for stride, extent in axes):
-                raise InvalidArgument.because("", _BROADCAST)
+            if overlaps(array.shape, array.strides, array.itemsize):
+                raise InvalidArgument.because("", _SHARED)
     return buffers
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pccl import _arrays
+from pccl import _arrays, frameworks
 from pccl import tree as trees
 from pccl.errors import InvalidArgument, NotSupported, located
 from pccl.frameworks import Array, Node, Place, Shared
@@ -176,6 +176,7 @@ class State:
         """
         for name in written:
             self._leaves[name].touched = True
+            frameworks.count_write(self._leaves[name].node)
         for name, kind, shape, hint, data in replaced:
             leaf = self._leaves.get(name)
             if leaf is not None:

@@ -639,7 +639,8 @@ def allreduce(
         InvalidArgument: A leaf cannot be reduced or written; names its path. Also, on all members:
             the weights add up to 0, or one is negative, infinite, NaN or out of range.
         InvalidUsage: Another thread makes the calls without a tag.
-        OverflowError: On all members: the sum or product of Python ints does not fit in 64 bits.
+        OverflowError: On all members: the sum or product of Python ints or `np.int64` scalars does
+            not fit in 64 bits.
         MismatchedCall: Members disagree on structure, shape, dtype, op, or on whether there are
             weights; names the odd one out.
         PeerLost: Another member was interrupted in this call; call again.

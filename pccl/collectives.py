@@ -289,6 +289,9 @@ def _targets(
         have, want = Entry("", target.kind, target.shape), Entry("", source.kind, shape)
         request.check_target(where, [have], [want])
         targets.append(_Target(leaf, target))
+    for leaf, memory in targets:
+        if memory.writable:
+            frameworks.count_write(leaf)
     return targets
 
 
@@ -418,4 +421,6 @@ def _memory_of(request: Request, array: Any, where: str, *, writable: bool) -> S
         here = frameworks.device_adapter(array) is None
         if writable and here and not shared.writable:
             request.refuse("only a writable, C-contiguous array can be written")
+    if writable and shared.writable:
+        frameworks.count_write(array)
     return shared

@@ -295,6 +295,13 @@ def is_spread(leaf: object) -> bool:
     return spread is not None and bool(spread(leaf))
 
 
+def count_write(leaf: object) -> None:
+    """Tells the framework of a write to the memory of `leaf` that does not go through it."""
+    tell = getattr(find_adapter(leaf), "count_write", None)
+    if tell is not None:
+        tell(leaf)
+
+
 def can_be_written(leaf: object) -> bool:
     """Whether its adapter's `adopt` would put bytes into `leaf` itself."""
     if isinstance(leaf, np.ndarray):

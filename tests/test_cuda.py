@@ -67,6 +67,10 @@ def test_the_backend_takes_tensors_on_the_device(tmp_path: Path) -> None:
     ranks_of(torch_device.backend, tmp_path)
 
 
+def test_the_backend_follows_the_stream_of_its_caller(tmp_path: Path) -> None:
+    ranks_of(cuda.side_stream, tmp_path)
+
+
 def test_ddp_and_fsdp_train_alike_on_the_device(tmp_path: Path) -> None:
     first, second = ranks_of(cuda.train, tmp_path)
     assert first["ddp"] == second["ddp"] and first["fsdp"] == second["fsdp"]

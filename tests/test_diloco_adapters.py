@@ -86,6 +86,18 @@ def test_jax_parameters_are_replaced_and_a_newcomer_gets_the_runs(run: Run) -> N
             worker.destroy()
 
 
+def test_jax_parameters_of_float64_stay_so(members: Members) -> None:
+    jax = pytest.importorskip("jax")
+    from pccl.adapters.jax import diloco
+
+    with jax.enable_x64(True):
+        params = {"w": jax.numpy.arange(3, dtype="float64")}
+    (comm,) = members(1)
+    state = diloco(sync_every=2, comm=comm).init(params)
+    assert state.params["w"].dtype == "float64"
+    assert state.params["w"].tolist() == [0, 1, 2]
+
+
 def test_several_inner_optimizers_train_parts_of_a_model(members: Members) -> None:
     torch = pytest.importorskip("torch")
     from pccl.adapters.torch import DiLoCo

@@ -113,14 +113,31 @@ def test_python_ints_that_fit_are_exact(
         assert type(made) is int and made == wanted
 
 
-def test_numpys_integers_meet_pythons_and_wrap(three: list[pccl.Communicator]) -> None:
-    def call(rank: int, comm: pccl.Communicator) -> Any:
+def test_numpys_integers_meet_pythons_and_have_to_fit(three: list[pccl.Communicator]) -> None:
+    def call(rank: int, comm: pccl.Communicator, number: int) -> Any:
         try:
-            return pccl.allreduce(np.int64(2**62) if rank == 0 else 2, "prod", comm=comm)
+            return pccl.allreduce(np.int64(number) if rank == 0 else 2, "prod", comm=comm)
         except OverflowError:
             return "does not fit"
 
-    assert each(three, call) == [0, "does not fit", "does not fit"]
+    assert each(three, lambda r, c: call(r, c, 2**62)) == ["does not fit"] * 3
+    made = each(three, lambda r, c: call(r, c, 3))
+    assert made == [12] * 3 and [type(number) for number in made] == [np.int64, int, int]
+
+
+def test_an_int_that_does_not_fit_leaves_the_arrays_beside_it(
+    three: list[pccl.Communicator],
+) -> None:
+    trees = [{"a": np.arange(3.0), "n": 2**62} for _ in three]
+
+    def call(rank: int, comm: pccl.Communicator) -> None:
+        out = {"a": trees[rank]["a"], "n": np.zeros((), np.int64)}
+        with pytest.raises(OverflowError):
+            pccl.allreduce(trees[rank], out=out, comm=comm)
+        assert out["n"] == 0
+
+    each(three, call)
+    assert all(list(tree["a"]) == [0, 1, 2] for tree in trees)
 
 
 def test_a_python_int_is_summed_into_an_array(three: list[pccl.Communicator]) -> None:

@@ -76,7 +76,9 @@ def test_numpy_and_torch_peers_mix() -> None:
 
     array, tensor = np.zeros((2, 3), np.float32), torch.zeros(2, 3)
     deliver([torch.arange(6.0).reshape(2, 3)], [array])
+    before = tensor._version
     deliver([array], [tensor])
+    assert tensor._version > before  # a backward that needs the old elements raises
     assert (array == np.arange(6).reshape(2, 3)).all()
     assert torch.equal(tensor, torch.arange(6.0).reshape(2, 3))
 

@@ -152,6 +152,29 @@ def test_in_place_on_a_parameter_is_as_under_no_grad(pair: Peers) -> None:
             loss.backward()  # its graph has the old weights
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda source, out, comm: pccl.allreduce(source, out=out, comm=comm),
+        lambda source, out, comm: pccl.broadcast(source, out=out, comm=comm),
+        lambda source, out, comm: pccl.alltoall(source, out=out, comm=comm),
+        lambda source, out, comm: pccl.allgather(source[:2], out=out.view(2, 2), comm=comm),
+        lambda source, out, comm: pccl.reduce_scatter(source.repeat(2), out=out, comm=comm),
+        lambda source, out, comm: comm.broadcast(out),
+        lambda source, out, comm: comm.all_gather(source[:2], out),
+        lambda source, out, comm: comm.all_to_all(source, out),
+    ],
+)
+def test_backward_refuses_elements_that_a_call_has_overwritten(pair: Peers, write: Any) -> None:
+    weights = [torch.full((4,), 2.0, requires_grad=True) for _ in pair]
+    hidden = [weight * 3 for weight in weights]
+    losses = [(made * made).sum() for made in hidden]
+    each(pair, lambda i, comm: write(torch.full((4,), 100.0), hidden[i], comm))
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()  # by the chain rule it needs the old elements
+
+
 def test_what_cannot_be_reduced_is_named(pair: Peers) -> None:
     tensors = {
         "sparse": torch.eye(3).to_sparse(),

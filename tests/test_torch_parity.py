@@ -86,6 +86,7 @@ PROGRAMS = [
     ("dropped_work", 2),
     ("storages_stay_resizable", 2),
     ("one_element_views", 3),
+    ("shapes_of_one_size", 3),
     ("late_rank_at_a_barrier", 3),
     ("monitored_barrier", 3),
     ("models_that_differ", 3),

@@ -331,6 +331,7 @@ def test_leaves_that_cannot_be_combined_so_are_refused_by_path(leaf, op, message
     [
         (np.broadcast_to(1.0, 3), "read-only"),
         (np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,)), "share memory"),
+        (np.lib.stride_tricks.as_strided(np.zeros(4), (3, 2), (8, 8)), "share memory"),
         (1.0, "cannot be written"),
         (np.float32(1), "cannot be written"),
     ],

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pccl.adapters.jax.arrays import put
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
 from pccl.training import diloco as core
@@ -43,9 +44,7 @@ class _Leaves:
         # A copy: the outer parameters' memory changes, and JAX may share what it is given.
         leaf = self.leaves[index]
         made = np.array(value, leaf.dtype)
-        self.leaves[index] = (
-            jax.device_put(made, leaf.sharding) if leaf.committed else jnp.asarray(made)
-        )
+        self.leaves[index] = put(made, leaf.sharding if leaf.committed else None)
 
     def wait(self) -> None:
         jax.block_until_ready(self.leaves)

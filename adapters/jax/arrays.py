@@ -105,9 +105,9 @@ def from_buffers(like: jax.Array, buffers: Sequence[Buffer]) -> jax.Array:
     arrays = [array for array, _ in buffers]
     if len(like.sharding.device_set) == 1:
         # An uncommitted array may move to other devices later, and so may its result.
-        return _put(arrays[0], like.sharding if like.committed else None)
+        return put(arrays[0], like.sharding if like.committed else None)
     on_device = {
-        device: _put(array, device)
+        device: put(array, device)
         for part, array in zip(_parts(like), arrays, strict=True)
         for device in part.devices
     }
@@ -117,7 +117,7 @@ def from_buffers(like: jax.Array, buffers: Sequence[Buffer]) -> jax.Array:
     return made
 
 
-def _put(array: npt.NDArray[Any], place: object) -> jax.Array:
+def put(array: npt.NDArray[Any], place: object) -> jax.Array:
     """A JAX array that shares memory aligned to 64 bytes and copies any other.
 
     JAX does not write into memory that it shares, not even when the array is donated.
@@ -154,7 +154,7 @@ def adopt(
 ) -> jax.Array:
     """A new array of these bytes, with the sharding of `like`."""
     array = as_array(kind, shape, data)
-    return _put(array, like.sharding if like is not None and like.committed else None)
+    return put(array, like.sharding if like is not None and like.committed else None)
 
 
 def beside(made: jax.Array, like: jax.Array) -> jax.Array:

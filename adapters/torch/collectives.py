@@ -20,6 +20,7 @@ from pccl.adapters.torch.tensor_bytes import (
     Bitwise,
     Bytes,
     array_of,
+    counts_of,
     names_of,
     operation_of,
     write,
@@ -41,7 +42,7 @@ def _operation(
 
 def _what(func: str, tensors: Tensors, op: str = "") -> str:
     """Names a call in errors; must be equal on all members."""
-    return f"{func} of {names_of(tensors)}" + (f", {op}" if op else "")
+    return f"{func} of {counts_of(tensors)}" + (f", {op}" if op else "")
 
 
 class Collectives(Group):

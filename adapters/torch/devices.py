@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,17 @@ class Cuda:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
+    @contextmanager
+    def copies(self) -> Iterator[None]:
+        """Puts the thread's work on the copies' stream, and waits for it at the end."""
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+    def wait_for_caller(self) -> None:
+        """The copies' stream goes on after all that the calling thread's stream has now."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
     def pinned(self, size: int) -> npt.NDArray[np.uint8]:
         memory = torch.empty(size, dtype=torch.uint8, pin_memory=size <= _PINNED)
         made: npt.NDArray[np.uint8] = memory.numpy()
@@ -95,10 +107,36 @@ class Cuda:
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
         # Also for new memory: the allocator may have taken it from work that still runs.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self.wait_for_caller()
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
         wait: Callable[[], None] = event.synchronize
         return wait
+
+
+def after_caller(
+    tensors: Sequence[torch.Tensor],
+) -> Callable[[], AbstractContextManager[None]]:
+    """For another thread, whose work on these tensors is to follow the calling thread's.
+
+    The calling thread's CUDA streams are its own; by itself, another thread's work on a device
+    would not wait for them. The result makes a context for that thread: its work on these tensors'
+    CUDA devices begins after what the caller has begun until now, and is over at the context's end.
+    """
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    if not devices:
+        return nullcontext
+    found = [Cuda.of(device) for device in devices]
+    for device in found:
+        device.wait_for_caller()
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with ExitStack() as stack:
+            for device in found:
+                stack.enter_context(device.copies())
+            yield
+
+    return entered

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
 from _pccl_torch import other_accelerators
+from pccl.adapters.torch.devices import after_caller
 from pccl.adapters.torch.errors import as_torch_error, fresh
 from pccl.adapters.torch.exchange import Alone, Exchange, Gone
 from pccl.adapters.torch.messages import Messages
@@ -166,12 +167,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
         work = Work(results)
         profile(work, func, results if inputs is None else inputs)
         timeout = self._seconds(options)
+        ordered = after_caller([*results, *(inputs or ())])
 
         def job() -> None:
             try:
                 if self._lost is not None:
                     raise fresh(self._lost)  # kept for every later call
-                with torch.no_grad():
+                with torch.no_grad(), ordered():
                     exchange(timeout)
                     for array in written:
                         array.write_back()

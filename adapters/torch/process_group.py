@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from pccl.adapters.torch.collectives import Collectives
+from pccl.adapters.torch.devices import after_caller
 from pccl.adapters.torch.errors import as_torch_error, not_supported, refused
 from pccl.adapters.torch.mailbox import USER, Letter
 from pccl.adapters.torch.messages import Receipt
@@ -74,11 +75,12 @@ class ProcessGroup(Collectives):
         work = Receipt(tensors)
         # A message may be shorter than the tensor that receives it, whose other elements stay.
         array = array_of(tensor, func)
+        ordered = after_caller(tensors if func == "recv" else [])
 
         def done(error: Exception | None) -> None:
             if error is None and func == "recv":
                 try:
-                    with torch.no_grad():
+                    with torch.no_grad(), ordered():
                         array.write_back()
                 except Exception as failure:  # of the tensor; the channel goes on
                     error = failure

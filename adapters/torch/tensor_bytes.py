@@ -77,9 +77,18 @@ def array_of(tensor: torch.Tensor, func: str, *, read: bool = True) -> Array:
 
 def names_of(tensors: Sequence[torch.Tensor]) -> str:
     """Tensors in a few words, for error sentences."""
+    return _names(tensors, [tuple(tensor.shape) for tensor in tensors])
+
+
+def counts_of(tensors: Sequence[torch.Tensor]) -> str:
+    """The same as if all were flat: what is equal on all ranks, whose shapes may differ."""
+    return _names(tensors, [(tensor.numel(),) for tensor in tensors])
+
+
+def _names(tensors: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> str:
     shown = [
-        f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
-        for tensor in tensors[:3]
+        f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
+        for tensor, shape in zip(tensors[:3], shapes, strict=False)
     ]
     return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
 

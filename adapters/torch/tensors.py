@@ -123,7 +123,7 @@ def stage(leaf: torch.Tensor) -> Staged:
     def write(results: torch.Tensor) -> None:
         with torch.no_grad():
             _local(leaf).copy_(unflat(results))
-        _count_write(leaf)
+        count_write(leaf)
 
     def restore(results: torch.Tensor) -> torch.Tensor:
         return _as_kind_of(leaf, unflat(results))
@@ -153,7 +153,7 @@ def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
             raise InvalidArgument.because("", f"a tensor with the {bit} bit cannot be written")
         plain = plain.resolve_conj().resolve_neg()
     if writable:
-        _count_write(leaf)
+        count_write(leaf)
     if dtype in _AS_INTEGERS:
         plain = plain.view(_AS_INTEGERS[dtype])
     try:
@@ -179,8 +179,9 @@ def is_spread(leaf: torch.Tensor) -> bool:
     return _is_dtensor(leaf)
 
 
-def _count_write(leaf: torch.Tensor) -> None:
-    """Tells autograd of a write that does not go through torch."""
+def count_write(leaf: torch.Tensor) -> None:
+    """Tells autograd of a write that does not go through torch: a backward that needs the old
+    elements raises."""
     if not leaf.is_inference():
         torch.autograd.graph.increment_version(leaf)
 

@@ -37,7 +37,8 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
     targets = None if request.out is None else _targets(request, leaves)
     recvs = None if targets is None else _memory(targets, leaves)
     mean = None if request.weight is None else WeightedMean(sends, request.weight, func)
-    staging = Staging(sends, recvs) if mean is None else Staging(mean.sends)
+    guarded = any(leaf.guards for leaf in leaves)  # `out` is written if the guards are satisfied
+    staging = Staging(sends, recvs, hold=guarded) if mean is None else Staging(mean.sends)
     operation = request.start(
         staging.arrays,
         request.sign(trees.entries_of(flat.paths, buffers)),
@@ -47,7 +48,6 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
     )
 
     def finish() -> Any:
-        staging.finish()
         results = staging.results if mean is None else mean.finish(staging.results, recvs)
         following = iter(results)
         parts = [[next(following) for _ in leaf.buffers] for leaf in leaves]
@@ -57,6 +57,7 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
         for leaf, arrays in zip(leaves, parts, strict=True):
             if leaf.guards:
                 leaf.restore(arrays)  # raises what is wrong with it
+        staging.finish()
         for target in targets:
             target.finish()
         return request.out

@@ -154,10 +154,12 @@ def _wait(begun: Sequence[Wait]) -> None:
 
 
 class _Input(NamedTuple):
-    """A leaf of the tree: its arrays, and what makes a result of its kind."""
+    """A leaf of the tree: its arrays, what makes a result of its kind, and how many of the last
+    arrays are guards (`_arrays.Leaf`)."""
 
     parts: list[Staged]
     restore: Callable[[Sequence[Any]], object]
+    guards: int = 0
 
     @property
     def outlines(self) -> list[Buffer]:
@@ -182,8 +184,8 @@ class _Pipeline:
         self._staged = [part for found in self._inputs for part in found.parts]
         self._pieces = cut([part.size for part in self._staged], PIECE_BYTES)
 
-    def _find_outputs(self) -> list[Staged]:
-        """Where to write to, checked to match the inputs leaf by leaf."""
+    def _find_outputs(self) -> list[list[Staged]]:
+        """Where to write each leaf, checked to match the inputs leaf by leaf."""
         request = self._request
         outputs = []
         for given, (where, leaf) in zip(self._inputs, request.targets, strict=True):
@@ -197,11 +199,11 @@ class _Pipeline:
                 targets = list(map(_on_host, memory))
             have, want = (
                 [(part.dtype, part.shape, part.device) for part in parts]
-                for parts in (targets, given.parts)
+                for parts in (targets, given.parts[: len(given.parts) - given.guards])
             )
             if have != want:
                 request.refuse(f"{where} differs from its input in dtype, shape or device")
-            outputs += targets
+            outputs.append(targets)
         return outputs
 
     def _feedback(self, part: Part) -> tuple[str, str]:
@@ -261,14 +263,19 @@ class _Pipeline:
             if len({info.contributors for info in infos[-len(pieces) :]}) == 1:
                 break
             residuals.restore(request.tag, noted, before)
-        made = iter(results)
+        following = iter(results)
+        made = [[next(following) for _ in found.parts] for found in self._inputs]
         if self._outputs is None:
-            leaves = [found.restore([next(made) for _ in found.parts]) for found in self._inputs]
+            leaves = [found.restore(parts) for found, parts in zip(self._inputs, made, strict=True)]
             result = request.flat.unflatten(leaves)
         else:
             result = request.out
-            for target in self._outputs:
-                target.write(next(made))
+            for found, parts in zip(self._inputs, made, strict=True):
+                if found.guards:
+                    found.restore(parts)  # raises what is wrong with it, before anything is written
+            for targets, parts in zip(self._outputs, made, strict=True):
+                for target, part in zip(targets, parts, strict=False):  # guards have no target
+                    target.write(part)
         return result, total(infos, max(info.attempts for info in infos))
 
 
@@ -300,7 +307,7 @@ def _stage(leaf: object, request: Request, where: str) -> _Input:
         arrays: list[Any] = [p.restore(flat) for p, flat in zip(parts, results, strict=True)]
         return found.restore(arrays)
 
-    return _Input(parts, restore)
+    return _Input(parts, restore, found.guards)
 
 
 _HOST = Host()

@@ -37,6 +37,7 @@ class Staging:
 
     Args:
         in_place: Whether an output may be its input exactly, which the engine knows.
+        hold: Whether outputs are written by `finish` only.
         gathers: An input may be a part of its output, where its elements stay. If they overlap, the
             input is copied and not the output, which takes less memory.
 
@@ -51,6 +52,7 @@ class Staging:
         recvs: Sequence[Array] | None = None,
         *,
         in_place: bool = True,
+        hold: bool = False,
         gathers: bool = False,
     ) -> None:
         self.results: list[Array] = []
@@ -59,7 +61,7 @@ class Staging:
         if recvs is None:
             self.results = [result_pool.empty(array.shape, array.dtype) for array, _ in sends]
         else:
-            self._place(recvs)
+            self._place(recvs, hold)
             for send, recv in self._overlaps(flat_sends, in_place):
                 if gathers:
                     flat_sends[send] = flat_sends[send].copy()
@@ -70,11 +72,13 @@ class Staging:
             for send, result, buffer in zip(flat_sends, self.results, sends, strict=True)
         ]
 
-    def _place(self, recvs: Sequence[Array]) -> None:
-        """Makes the outputs disjoint: the caller's memory or private memory."""
+    def _place(self, recvs: Sequence[Array], hold: bool) -> None:
+        """Makes the outputs disjoint: the caller's memory or private memory, with `hold` always."""
         taken: list[tuple[int, int]] = []
         for array in recvs:
-            usable = array.flags.c_contiguous and _claim(taken, *_span(flat_bytes(array)))
+            usable = (
+                not hold and array.flags.c_contiguous and _claim(taken, *_span(flat_bytes(array)))
+            )
             self.results.append(array if usable else self._private(array))
 
     def _private(self, array: Array) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pccl import _settings
+from pccl import _settings, frameworks
 from pccl.errors import InvalidUsage
 from pccl.types import ReduceInfo
 
@@ -61,8 +61,8 @@ class Work(Generic[_Result]):
     """An `allreduce_async` or `allgather_async` in flight.
 
     Dropping it is safe: it runs to its end and keeps its arrays until then. Awaitable: `await work`
-    waits in a thread of its own. An `out=` array that is not contiguous, is on an accelerator, or
-    gets a weighted mean, is filled when somebody waits.
+    waits in a thread of its own. An `out=` array that is not contiguous, is on an accelerator, gets
+    a weighted mean, or is beside the sum or product of an int, is filled when somebody waits.
     """
 
     def __init__(
@@ -98,12 +98,8 @@ class Work(Generic[_Result]):
         return self._wait(_settings.seconds(timeout, "Work.wait"))
 
     def _wait(self, timeout: float | None, func: str = "Work.wait") -> _Result:
-        operation = self._operation
-        if operation is not None:
-            if self._comm._is_forked():
-                sentence = "this process was forked; its copy of the operation cannot be waited for"
-                raise InvalidUsage.because(func, sentence)
-            info = operation.wait(timeout)
+        info = self._over(timeout, func)
+        if info is not None:
             with self._lock:
                 if self._make is not None:
                     self._result = self._make()
@@ -111,6 +107,16 @@ class Work(Generic[_Result]):
                     self._make = self._mean = self._operation = None  # lets the inputs go
         result: _Result = self._result
         return result
+
+    def _over(self, timeout: float | None, func: str) -> _core.ReduceInfo | None:
+        """Waits for the operation; None once the result is made."""
+        operation = self._operation
+        if operation is None:
+            return None
+        if self._comm._is_forked():
+            sentence = "this process was forked; its copy of the operation cannot be waited for"
+            raise InvalidUsage.because(func, sentence)
+        return operation.wait(timeout)
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, without waiting for others."""
@@ -136,9 +142,18 @@ class Work(Generic[_Result]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
+        # On a device a copy follows only the work of the thread that makes it. So the result is
+        # made in the loop's thread there.
+        make_here = frameworks.devices_in_use()
+
         def tell(result: Any, error: BaseException | None) -> None:
             if future.done():
                 return
+            if make_here and error is None:
+                try:
+                    result = self.wait()
+                except BaseException as caught:
+                    error = caught.with_traceback(None)
             if error is None:
                 future.set_result(result)
             else:
@@ -147,7 +162,11 @@ class Work(Generic[_Result]):
         def wait() -> None:
             result, error = None, None
             try:
-                result = self.wait()
+                result = (
+                    self._over(_settings.seconds(None, "Work.wait"), "Work.wait")
+                    if make_here
+                    else self.wait()
+                )
             except BaseException as caught:
                 # Its traceback has this call, and so the future that will hold it, in a cycle.
                 error = caught.with_traceback(None)

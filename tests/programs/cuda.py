@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -47,6 +48,7 @@ def order() -> None:
                     results_in_place(comms)
                     results_at_once(comms)
                     results_later(comms)
+                    awaited_results(comms)
                     memory_of_busy_work(comms)
 
 
@@ -118,6 +120,17 @@ def results_later(comms: list[Comm]) -> None:
     for sums in on_this_stream(comms, call):
         for k, made in enumerate(sums):
             same(made, torch.full((COUNT,), 2.0 * k + 3), "cuda")
+
+
+def awaited_results(comms: list[Comm]) -> None:
+    def call(rank: int, comm: Comm) -> Any:
+        async def wait() -> torch.Tensor:
+            return await pccl.allreduce_async(late(rank + 1.0), out=late(0), comm=comm) + 0
+
+        return asyncio.run(wait())
+
+    for made in on_this_stream(comms, call):
+        same(made, torch.full((COUNT,), 3.0), "cuda")
 
 
 def memory_of_busy_work(comms: list[Comm]) -> None:
@@ -291,6 +304,23 @@ def train() -> None:
     losses = {"ddp": train_ddp(rank), "fsdp": train_fsdp(rank)}
     dist.destroy_process_group()
     say(event="done", rank=rank, size=size, **losses)
+
+
+def side_stream() -> None:
+    """A rank whose asynchronous collectives follow the work of a stream that is not the default."""
+    from programs.torch_job import begin
+
+    rank, size = begin()
+    torch.cuda.set_device(0)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        received = late(7.0 if rank == 0 else -1.0)
+        dist.broadcast(received, 0, async_op=True).wait()
+        same(received + 0, torch.full((COUNT,), 7.0), "cuda")
+        columns = late(rank + 1.0).view(1024, -1).T
+        dist.all_reduce(columns, async_op=True).wait()
+        same(columns + 0, torch.full(columns.shape, 3.0), "cuda")
+    dist.destroy_process_group()
+    say(event="done", rank=rank, size=size)
 
 
 def batch(rank: int, step: int) -> torch.Tensor:

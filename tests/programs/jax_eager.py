@@ -91,8 +91,8 @@ def nothing_is_copied_on_the_way_in_or_out(dtype: str) -> None:
     module: Any = general
 
     class Watched(staging.Staging):
-        def __init__(self, sends: Any, recvs: Any = None) -> None:
-            super().__init__(sends, recvs)
+        def __init__(self, sends: Any, recvs: Any = None, **options: bool) -> None:
+            super().__init__(sends, recvs, **options)
             seen.extend((s.ctypes.data, r.ctypes.data) for s, r, _ in self.arrays)
 
     module.Staging = Watched

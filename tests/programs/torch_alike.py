@@ -168,6 +168,25 @@ def storages_stay_resizable() -> Any:
 
 
 @program
+def shapes_of_one_size() -> Any:
+    """torch asks for equally many elements, not for equal shapes."""
+    rank, size = rank_and_size()
+    shape = (2, 2) if rank == 1 else (4,)
+    everywhere, summed, at_root = (torch.arange(4.0).reshape(shape) + rank for _ in range(3))
+    dist.broadcast(everywhere, 0)
+    dist.all_reduce(summed)
+    dist.reduce(at_root, 0)
+    if rank != 0:
+        at_root.zero_()
+    outputs = [torch.zeros(shape) for _ in range(size)]
+    dist.all_gather(outputs, torch.full(shape, float(rank)))
+    own = torch.zeros(shape)
+    parts = [torch.full((4,), float(number)) for number in range(size)] if rank == 0 else None
+    dist.scatter(own, parts)
+    return [tensor.tolist() for tensor in (everywhere, summed, at_root, *outputs, own)]
+
+
+@program
 def one_element_views() -> Any:
     made = []
     for size in (1, 3):
