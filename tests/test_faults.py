@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from programs import faults, idle
-from workers import FAST, Run
+from workers import FAST, Run, free_ports
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -161,9 +161,7 @@ def _strangers(address: tuple[str, int], rng: random.Random) -> list[socket.sock
 @pytest.mark.env(**FAST)
 def test_garbage_and_idle_connections_disturb_nobody(run: Run) -> None:
     rng = random.Random(2)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     peers = [
         run.peer(partial(faults.loop, 20_000), PCCL_MIN_PEERS="2", PCCL_PORT=str(port)),
         run.peer(partial(faults.loop, 20_000), PCCL_MIN_PEERS="2"),

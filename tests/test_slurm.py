@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import NoReturn
 
 import pytest
 from programs import cluster, launch
-from workers import command, eventually
+from workers import command, eventually, free_ports
 
 soon = partial(eventually, seconds=60)
 
@@ -63,13 +62,8 @@ class Slurm:
         self.folder = folder
         (folder / "state").mkdir()
         (folder / "spool").mkdir()
-        with socket.socket() as one, socket.socket() as other:
-            ports = []
-            for free in (one, other):
-                free.bind(("127.0.0.1", 0))
-                ports.append(free.getsockname()[1])
         settings = folder / "slurm.conf"
-        settings.write_text(SETTINGS.format(ports=ports, folder=folder))
+        settings.write_text(SETTINGS.format(ports=free_ports(2), folder=folder))
         tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if "PCCL_" not in name}
         self.env = {

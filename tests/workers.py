@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import random
 import re
 import signal
 import socket
@@ -298,9 +299,19 @@ def sockets(pid: int, state: str) -> list[int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports where nobody listens."""
+    """Ports where nobody listens.
+
+    They are below those that the kernel gives to sockets without a port of their own, so nothing
+    takes them before a process of the test listens there.
+    """
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    below = range(10_000, max(given, 20_000))
     with ExitStack() as stack:
-        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        made: list[socket.socket] = []
+        while len(made) < count:
+            address = ("127.0.0.1", random.SystemRandom().choice(below))
+            with suppress(OSError):
+                made.append(stack.enter_context(socket.create_server(address)))
         return [one.getsockname()[1] for one in made]
 
 
