@@ -298,6 +298,15 @@ def test_several_peers_die_at_once() -> None:
         run_many(160_000, max(SCHEDULES // 20, 20), program=program, quiet=True, peers=8, kills=6)
 
 
+@pytest.mark.timeout(14_400)
+def test_groups_of_up_to_twelve_members() -> None:
+    count = max(SCHEDULES // 50, 20)
+    totals = run_many(60, count, peers=9, joins=3)
+    assert totals["commits"] > count
+    with pytest.raises(ValueError, match="at most 12 in a group"):
+        _testing.simulate(60, peers=9, joins=4)
+
+
 @pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
 def test_a_master_without_memory_is_rebuilt_from_the_members(program: str) -> None:
     totals = run_many(

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -92,9 +93,14 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
       throw nb::type_error(("simulate() has no option " + name).c_str());
     }
   }
+  if (!given.contains("joins") && options.peers <= simulation::kMostMembers)
+    options.joins = std::min(options.joins, simulation::kMostMembers - options.peers);
   const std::uint32_t ranks = options.ranks == 0 ? 1 : options.ranks;
-  if (options.peers == 0 || ranks > 16 || (options.peers + options.joins) * ranks > 16) {
-    throw nb::value_error("peers: at least one, and at most 16 with those that join");
+  const std::uint32_t most = options.peers + options.joins;
+  if (options.peers == 0 || ranks > 16 || most > simulation::kMostMembers || most * ranks > 16) {
+    throw nb::value_error(
+        "peers: at least one, and with those that join at most 12 in a group "
+        "and 16 in all");
   }
   return options;
 }

@@ -29,7 +29,7 @@ std::int64_t combine(ReduceOp op, std::int64_t a, std::int64_t b) {
 bool Checks::near(const Reduction& reduction, const ArrayData& array,
                   const std::vector<std::int64_t>& expected, std::size_t members, bool feedback) {
   const double largest = array.dtype == DataType::float32 && reduction.op == ReduceOp::avg
-                             ? 2520.0 * 12
+                             ? kDivisible * 12.0
                              : 12.0;  // see start_reduction
   double step = 2 * largest / 254;
   if (reduction.quantization.code == reduce::CodeType::bits4) step = 2 * largest / 14;
@@ -153,7 +153,7 @@ void Checks::nothing_lost(const Host& host, const OpId& id, const Reduction& red
     if (!all) continue;
     const bool narrow = array.dtype == DataType::float16;
     const bool mean = reduction.op == ReduceOp::avg;
-    const double largest = mean && !narrow ? 2520.0 * 12 : 12.0;  // see start_reduction
+    const double largest = mean && !narrow ? kDivisible * 12.0 : 12.0;  // see start_reduction
     const double accuracy = narrow ? 2e-3 : 1e-5;
     const std::vector<double> got = to_numbers(array.dtype, array.result());
     for (std::size_t i = 0; i < array.count; ++i) {

@@ -187,10 +187,9 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
     array.dtype = dtype;
     array.count = count;
     array.in_place = world.random.chance(0.4) && !parts;
-    // 2520 is divisible by 1 to 10, so that averages are whole numbers.
     const std::int32_t scale =
         shape.op == ReduceOp::avg && (dtype == DataType::float32 || dtype == DataType::float64)
-            ? 2520
+            ? kDivisible
             : 1;
     std::vector<std::int64_t> wide;
     const std::size_t sent = count * (scatters ? members : 1);

@@ -39,6 +39,11 @@ enum class Bug : std::uint8_t {
 };
 inline constexpr unsigned kBugs = 13;
 
+// Floating-point elements that are averaged are multiples of a number which 1 to 12 divide, so that
+// averages are whole numbers. The sums of 12 members are exact in float32.
+inline constexpr std::uint32_t kMostMembers = 12;
+inline constexpr std::int32_t kDivisible = 27720;
+
 struct Options {
   Program program = Program::simple_api;
   std::uint32_t peers = 3;  // present from the start
