@@ -8,6 +8,7 @@ import io
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import struct
@@ -22,6 +23,7 @@ from types import ModuleType
 
 import pytest
 from tlsruns import served
+from workers import wait_until_thread_sleeps
 
 import pccl
 from pccl import master
@@ -478,3 +480,26 @@ def test_a_reader_that_left_ends_a_command_silently(tmp_path: Path) -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_does_not_block_and_a_slow_reader_lose_nothing(unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    program = "for _ in range(3000): print('y' * 100)"
+    with subprocess.Popen(
+        pccl_command("run", "-n", "1", "--", sys.executable, "-c", program),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    ) as process:
+        os.close(writing)
+        waits = select.poll()
+        waits.register(reading, select.POLLIN)
+        waits.poll()
+        wait_until_thread_sleeps(process.pid)  # the pipe is full
+        with open(reading, "rb") as output:
+            said = output.read()
+        assert process.stderr is not None and b"cannot" not in process.stderr.read()
+    assert process.returncode == 0
+    assert said == (b"[0] " + b"y" * 100 + b"\n") * 3000

@@ -110,6 +110,26 @@ def test_a_newcomer_takes_over_what_is_reserved_and_waits_for_the_commit() -> No
     assert not set(both[0]) & set(both[1])
 
 
+def test_what_lost_peers_reserved_is_given_back_though_one_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (lost,) = members("x", 1000, 4, batch_size=4).values()
+    lost.take(membership=group("xy", "x"))
+    resumed = members("ab", 1000, 4, batch_size=4)
+    for peer, sampler in resumed.items():
+        sampler.load_state_dict(lost.state_dict())
+        monkeypatch.setattr(sampler, "_present", lambda peer=peer: group("ab", peer))
+    resumed["a"].take()
+    for sampler in resumed.values():
+        sampler.hold()
+    taken = {peer: sampler.taken for peer, sampler in resumed.items()}
+    assert taken == {"a": 4, "b": 0}
+    for sampler in resumed.values():
+        sampler.commit(taken)
+    assert resumed["a"].state_dict() == resumed["b"].state_dict()
+    assert not set(resumed["a"].take().tolist()) & set(resumed["b"].take().tolist())
+
+
 def test_a_rollback_gives_back_all_that_was_reserved() -> None:
     sampler = ElasticSampler(100, batch_size=2)
     sampler.reserve(4)

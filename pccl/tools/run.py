@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -377,9 +378,16 @@ class Launch:
         return f"{screen.paint(f'[{rank}]', rank, sink)} ".encode()
 
     def _write(self, sink: BinaryIO, prefix: bytes, lines: list[bytes]) -> None:
+        left = memoryview(b"".join(prefix + line + b"\n" for line in lines))
         try:
-            sink.write(b"".join(prefix + line + b"\n" for line in lines))
-            sink.flush()
+            while left:
+                with suppress(BlockingIOError):
+                    left = left[os.write(sink.fileno(), left) :]
+                    continue
+                # Another program has made the terminal or the pipe so, and its reader is slow.
+                ready = select.poll()
+                ready.register(sink, select.POLLOUT)
+                ready.poll()
         except OSError as error:  # e.g. our reader was `head`: stop the ranks, reading on
             if not isinstance(error, BrokenPipeError):
                 self.say(f"cannot write the output: {error.strerror}; stopping the ranks")

@@ -224,6 +224,7 @@ class ElasticSampler:
         """
         group = self._present()
         if self._reserve and group.rank >= 0:
+            self._abandon(group.peers)
             self._reserved(group)
 
     def take(
