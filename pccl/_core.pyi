@@ -74,8 +74,11 @@ def is_name(text: str) -> bool: ...
 OWN_GROUPS: int
 """Groups from this number on are made by pccl itself. A master's min_peers is not for them."""
 
+FIRST_PAIR: int
+"""The last of them, from this number on, are pairs of peers, on which the run does not depend."""
+
 FIRST_DOOR: int
-"""The last of them, from this number on, are doors, where followers of a run come and go."""
+"""The last pairs, from this number on, are doors, where followers of a run come and go."""
 
 def ask_status(address: str, secret: Secret | None = None) -> dict[str, Any]:
     """The status of the run whose master is there, without joining.

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from diloco_run import Peers, tell
+from members import Members, in_threads
 from programs import diloco_data as data
 from workers import FAST, Run, running
+
+import pccl
+from pccl.data import ElasticSampler
+
+
+def test_a_newcomer_whose_sampler_does_not_fit_leaves_and_the_others_go_on(
+    members: Members,
+) -> None:
+    def diloco(comm: pccl.Communicator, batch_size: int, **options: Any) -> pccl.diloco.DiLoCo:
+        sampler = ElasticSampler(1000, batch_size=batch_size, comm=comm)
+        parameters = {"w": np.zeros(4, np.float32)}
+        return pccl.diloco.DiLoCo(parameters, sync_every=2, data=sampler, comm=comm, **options)
+
+    (comm,) = members(1)
+    first = diloco(comm, 4)
+    other = pccl.Communicator(comm._address)
+    other._join("init", min_peers=1, attempts=3, timeout=30, enter=False)
+    refused = threading.Event()
+
+    def train() -> None:
+        while not refused.is_set():
+            first.step()
+        for _ in range(4):
+            first.step()
+
+    def come() -> None:
+        with pytest.raises(pccl.InvalidArgument, match="batch_size"):
+            diloco(other, 8)
+        assert other._closed
+        refused.set()
+
+    assert in_threads([train, come]) == [None, None]
+    assert pccl.world_size(comm) == 1
+
 
 KEPT: list[dict[str, Any]] = [{}, {"mode": "async"}, {"mode": "async", "overlap": 3}]
 

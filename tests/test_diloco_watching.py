@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from diloco_run import Peers, asked, close, go, made, make, reference, shown, tell, went
 from programs import diloco_member as member
 from programs import diloco_watching as watching
-from workers import Run, Worker
+from workers import Run, Worker, eventually
 
+from pccl import _core
 from pccl.errors import InvalidArgument
 from pccl.following.snapshot import Snapshot, listed, restore, unpack
 
@@ -50,6 +52,12 @@ def enter(run: Run, numbers: range, rounds: int, **options: Any) -> Peers:
     return late
 
 
+def groups_of(run: Run) -> list[int]:
+    """The numbers of the run's groups. Not more often than the master answers."""
+    threading.Event().wait(0.2)
+    return [group["group"] for group in _core.ask_status(run.address)["groups"]]
+
+
 def observers(worker: Worker) -> dict[str, Any]:
     tell([worker], watching.show_observers)
     return worker.expect("observers")
@@ -73,6 +81,7 @@ def test_a_newcomer_holds_what_the_members_hold_when_it_begins_to_count(
     assert [log[-1]["round"] for log in logs] == [began + 3] * 3
     assert logs[2][-1]["size"] == 3
     shown([*peers, *late])
+    eventually(lambda: groups_of(run) == [0])
 
 
 def test_the_newcomer_counts_from_the_round_that_it_began(run: Run) -> None:

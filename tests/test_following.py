@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -309,6 +310,27 @@ def test_members_are_found_by_their_names_though_doors_have_them(members: Member
             assert "(reader) of group" in _core.command(comm._address, "kick", "reader")
 
 
+@pytest.mark.parametrize("first", [_core.FIRST_PAIR, _core.FIRST_DOOR])
+def test_a_pair_of_members_counts_nowhere(members: Members, first: int) -> None:
+    """A newcomer of DiLoCo and a holder, too, which are in the run by the same names."""
+    from pccl.tools import status
+
+    (comm,) = members(1)
+    with pccl.Communicator(comm._address, 1, name="lonely") as other:
+        ends = [Pair(one._companion(first + 77), "test") for one in (comm, other)]
+        assert in_threads([end.join for end in ends]) == [None, None]
+        assert groups_of(comm) == [0, 1, first + 77]
+        found = status.read(_core.ask_status(comm._address))
+        assert [one.group for one in found.groups] == [0, 1]
+        meet([comm])
+        assert comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) == 2
+        told = _core.command(comm._address, "drain", "lonely")
+        assert "asked rank 0 (lonely) of group 1 to" in told
+        for end in ends:
+            end.close()
+        eventually(lambda: groups_of(comm) == [0, 1])
+
+
 def test_settings_of_members_do_not_hurt_a_follower(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,6 +613,16 @@ def test_it_comes_although_a_host_is_gone(fault: str) -> None:
         if fault != "frozen":
             # For longer than a master bears not to reach a majority.
             assert not wait_in_vain(run.masters[0], "steps down", 2.5 * TIMEOUT)
+
+
+def test_a_pair_on_a_host_that_is_gone_ends_no_masters_term() -> None:
+    with masters(3) as run:
+        for peer in run.peers(2, publishers.serve):
+            peer.expect("ready")
+        (both,) = run.peers(1, partial(publishers.be_a_pair, _core.FIRST_PAIR + 77))
+        both.expect("met", SECONDS)
+        both.signal(signal.SIGKILL)
+        assert not wait_in_vain(run.masters[0], "steps down", 2.5 * TIMEOUT)
 
 
 def test_members_do_not_notice_that_a_follower_is_killed(run: Run) -> None:

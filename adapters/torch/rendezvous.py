@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from pccl import _settings
-from pccl._core import FIRST_DOOR, OWN_GROUPS
+from pccl._core import FIRST_PAIR, OWN_GROUPS
 from pccl.adapters.torch.work import DESTROYED, JOINING
 from pccl.communicator import Communicator, MasterNode
 from pccl.errors import (
@@ -161,7 +161,7 @@ class Member:
             # Random: one master may serve many jobs, and jobs have the same names for their groups.
             key = self._name.encode() + os.urandom(16)
             digest = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
-            self._number = OWN_GROUPS + digest % (FIRST_DOOR - OWN_GROUPS)
+            self._number = OWN_GROUPS + digest % (FIRST_PAIR - OWN_GROUPS)
             self._store.set("group", f"{self._number} {where}")
             words = [self._read("here", other, deadline) for other in range(1, self.size)]
             self._store.set(self._key("all"), " ".join(words))

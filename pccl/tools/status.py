@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pccl import _core, _settings
+from pccl._core import FIRST_PAIR
 from pccl.errors import PCCLError, Refused
 from pccl.following.doors import group_behind
 from pccl.tools.parsing import Misuse, reason_of
@@ -249,11 +250,11 @@ def read(given: object) -> Status:
     """
     status = _read(Status, given, "status")
     assert isinstance(status, Status)
-    return _without_doors(status)
+    return _without_pairs(status)
 
 
-def _without_doors(status: Status) -> Status:
-    """Doors are groups of the run, too. They only tell who its followers are."""
+def _without_pairs(status: Status) -> Status:
+    """Pairs are groups of the run, too. They only tell who its followers are."""
     met: dict[int, dict[str, None]] = {}
     for one in status.groups:
         if (behind := group_behind(one.group)) is not None:
@@ -268,7 +269,7 @@ def _without_doors(status: Status) -> Status:
             ),
         )
         for one in status.groups
-        if group_behind(one.group) is None
+        if one.group < FIRST_PAIR
     )
     return dataclasses.replace(status, groups=groups)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
+from members import in_threads
 
 import pccl
+from pccl.following.pair import Pair
 from programs.peer import hear, say, start
 
 
@@ -27,6 +30,15 @@ def serve() -> None:
             say(event="follows")
         else:
             pccl.publish(_state(*told), told[0])
+
+
+def be_a_pair(number: int) -> None:
+    """Both ends of a pair, until the test ends the process."""
+    address = os.environ["PCCL_MASTER"]
+    ends = [Pair(pccl.Communicator._of_own_group(number, address), "test") for _ in range(2)]
+    assert in_threads([end.join for end in ends]) == [None, None]
+    say(event="met")
+    hear()
 
 
 def train() -> None:

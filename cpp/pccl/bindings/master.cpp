@@ -99,6 +99,7 @@ class Master {
 
 void bind_master(nb::module_& m) {
   m.attr("OWN_GROUPS") = master::kOwnGroups;
+  m.attr("FIRST_PAIR") = master::kFirstPair;
   m.attr("FIRST_DOOR") = master::kFirstDoor;
   m.def(
       "parse_masters",

@@ -25,12 +25,12 @@ wire::CommandResult Master::carry_out(const wire::Command& command, Instant now)
     std::string named;
   };
   std::vector<Found> found;
-  bool elsewhere = false;  // than at a door, where a member has its name, too
+  bool elsewhere = false;  // than in a pair, where a member has its name, too
   for (const auto& [number, group] : groups_) {
-    if (number >= kFirstDoor && elsewhere) break;
+    if (number >= kFirstPair && elsewhere) break;
     for (auto& [id, named] : group->find(command.name))
       found.push_back({number, id, std::move(named)});
-    elsewhere = elsewhere || (number < kFirstDoor && !found.empty());
+    elsewhere = elsewhere || (number < kFirstPair && !found.empty());
   }
   const std::string name = command.name.substr(0, kShownText);
   if (found.empty()) return {false, "no peer of this run has the name or id \"" + name + "\""};

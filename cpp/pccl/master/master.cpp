@@ -41,11 +41,11 @@ bool Master::may_be_long(ConnectionId connection) const {
   return it->second.asked || promises || member(connection);
 }
 
-// Drops a group that is empty, and which never had a member or is a door.
+// Drops a group that is empty, and which never had a member or is a pair.
 void Master::forget_group(std::uint32_t id) {
   const auto it = groups_.find(id);
   if (it == groups_.end() || !it->second->empty()) return;
-  if (it->second->record().epoch != 0 && id < kFirstDoor) return;
+  if (it->second->record().epoch != 0 && id < kFirstPair) return;
   groups_.erase(it);
   quorums_.erase(id);
   undecided_.erase(id);
@@ -119,7 +119,7 @@ wire::Census Master::census() {
   wire::Census census;
   for (const auto& [id, group] : groups_) {
     const auto size = static_cast<std::uint32_t>(group->record().members.size());
-    if (size == 0 || id >= kFirstDoor) continue;
+    if (size == 0 || id >= kFirstPair) continue;
     census.members += size;
     ++census.groups;
     census.largest_group = std::max(census.largest_group, size);

@@ -176,7 +176,7 @@ class Master final : private Surroundings {
   void join_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
   bool let_vote(ConnectionId id, Connection& connection, const wire::Join& first);
   [[nodiscard]] bool serves_a_run() const;
-  void drop_door(std::uint32_t group);
+  void drop_pair(std::uint32_t group);
   void rejoin_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
   void hear_vote(const Connection& connection, const wire::Frame& frame);
   void promised(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);

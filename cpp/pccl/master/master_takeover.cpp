@@ -119,23 +119,23 @@ void Master::check_quorums(Instant now) {
       here[it->first].insert(connection.seat);
   }
   bool hopeless = false;
-  std::vector<std::uint32_t> hopeless_doors;
+  std::vector<std::uint32_t> hopeless_pairs;
   for (auto& [group, quorum] : quorums_) {
     if (frozen) quorum.excuse(now);
     if (groups_.at(group)->record().epoch == 0) continue;
     if (!quorum.hopeless(here[group], options_.heartbeat_timeout, now)) continue;
-    if (group < kFirstDoor) {
+    if (group < kFirstPair) {
       hopeless = true;
     } else {
-      hopeless_doors.push_back(group);
+      hopeless_pairs.push_back(group);
     }
   }
   if (hopeless) return step_down("a majority of the members cannot be reached");
-  for (const std::uint32_t group : hopeless_doors) drop_door(group);
+  for (const std::uint32_t group : hopeless_pairs) drop_pair(group);
 }
 
 // Both ends of a pair may have been on one host that is gone. The run does not depend on it.
-void Master::drop_door(std::uint32_t group) {
+void Master::drop_pair(std::uint32_t group) {
   for (auto& [id, connection] : connections_) {
     if (connection.group != group) continue;
     connection.group.reset();
@@ -222,7 +222,7 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
 bool Master::serves_a_run() const {
   return std::ranges::any_of(groups_, [](const auto& item) {
     const auto& [id, group] = item;
-    return id < kFirstDoor && !group->empty() && group->record().epoch > 0;
+    return id < kFirstPair && !group->empty() && group->record().epoch > 0;
   });
 }
 

@@ -184,7 +184,7 @@ wire::RunStatus Master::status(Instant now) const {
   status.events = events_.status(now);
   std::size_t bytes = 0;
   for (const auto& [id, group] : groups_) {
-    if (id < kFirstDoor) status.evictions += group->evictions();
+    if (id < kFirstPair) status.evictions += group->evictions();
     if (group->empty() && group->record().epoch == 0) continue;
     if (bytes > kMaxStatusBytes) {
       ++status.left_out;

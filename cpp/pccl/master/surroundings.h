@@ -81,8 +81,11 @@ class Surroundings {
 
 // The library makes the groups from this number on itself, and says how many peers start them.
 constexpr std::uint32_t kOwnGroups = 1U << 31U;
-// The last of them, from this number on, are doors, where followers of a run come and go.
+// The last of them are pairs, on which the run does not depend: two peers meet there for a while.
+// DiLoCo's newcomers receive the state in the first of these, and the others are doors, where
+// followers of a run come and go.
 constexpr std::uint32_t kFirstDoor = 3U << 30U;
+constexpr std::uint32_t kFirstPair = kFirstDoor - (1U << 28U);
 
 // The context of a group, which all its parts share.
 struct GroupContext {
@@ -95,7 +98,7 @@ struct GroupContext {
   [[nodiscard]] std::uint32_t min_peers() const { return id < kOwnGroups ? options.min_peers : 1; }
 
   void note(std::string line, bool warning = false) const {
-    if (id < kFirstDoor) around.log({warning, id, record.epoch, std::move(line)});
+    if (id < kFirstPair) around.log({warning, id, record.epoch, std::move(line)});
   }
 };
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from pccl import _settings, api, collective_api
 from pccl.communicator import Communicator
-from pccl.errors import PCCLError, PeerLost, StateUnavailable
+from pccl.errors import InvalidArgument, PCCLError, PeerLost, StateUnavailable
 from pccl.following.snapshot import Snapshot, listed, restore, unpack
 from pccl.frameworks import Array
 from pccl.training.diloco.meeting import FIRST_LINE, LAST_LINE, Meeting, Record
@@ -136,16 +136,20 @@ class Joining(Reductions):
         """
         revision = self.outer_step if offers else None
         pending = self._pending()
-        shared, info = retried(
-            lambda: api.sync_and_stay(
-                self._shared_state(pending),
-                revision,
-                None,
-                call_timeout(),
-                self._comm,
-                lets_in=not self._plan.background_join,
+        try:
+            shared, info = retried(
+                lambda: api.sync_and_stay(
+                    self._shared_state(pending),
+                    revision,
+                    None,
+                    call_timeout(),
+                    self._comm,
+                    lets_in=not self._plan.background_join,
+                )
             )
-        )
+        except InvalidArgument:  # the run's state does not fit here, as that of another sampler
+            self._leave()  # the others would wait for it
+            raise
         self.sync_info = info
         self._pin()
         if shared["settings"] != self._settings:

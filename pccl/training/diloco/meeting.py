@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pccl._core import FIRST_DOOR, OWN_GROUPS
+from pccl._core import FIRST_DOOR, FIRST_PAIR
 from pccl.errors import PCCLError, RevisionMismatch
 from pccl.frameworks import Array
 from pccl.training.diloco.options import FUNC, refused
@@ -18,7 +18,7 @@ from pccl.training.diloco.options import FUNC, refused
 _SETTINGS_BYTES = 512  # of the text, for errors
 _MOST_HOLDERS = 4  # that send to one newcomer; each line is a group of the run
 # Numbers of groups for the first line of a newcomer; those of its other lines follow.
-FIRST_LINE, LAST_LINE = OWN_GROUPS, FIRST_DOOR - _MOST_HOLDERS - 1
+FIRST_LINE, LAST_LINE = FIRST_PAIR, FIRST_DOOR - _MOST_HOLDERS - 1
 
 
 class Record(NamedTuple):
