@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # check_macos.sh PYTHON [all]: compiles the rooms that call the system for macOS on arm64, with the
 # toolchain of the package ziglang. tools/check_rooms.py keeps the headers of one system out of all
-# rooms but os. With "all" this compiles every room for arm64 and x86-64, and links the C library.
-# Nothing of it can run here. OpenSSL for macOS is not at hand: its headers are this system's, and
-# the linker leaves its functions open.
+# rooms but os. With "all" this compiles every room for arm64 and x86-64, links the C library, and
+# compiles the Python extension. Nothing of it can run here. OpenSSL for macOS is not at hand: its
+# headers are this system's, and the linker leaves its functions open.
 set -euo pipefail
 python=$1
 processors=(aarch64)
@@ -60,4 +60,22 @@ END
     -DOPENSSL_SSL_LIBRARY="$tools/empty.a" -DOPENSSL_CRYPTO_LIBRARY="$tools/empty.a" >/dev/null
   cmake --build "$build/$processor" -j 2 --target "${targets[@]}" -- -k 0 --quiet
   echo "macOS on $processor: compiled ${targets[*]}"
+  if [ "${2:-}" = all ]; then
+    # By hand: CMake looks for a Python of the target. The headers are those of this Python, whose
+    # types have the same sizes there. Debian keeps one of them apart, by architecture.
+    nanobind_headers=$("$python" -m nanobind --include_dir)
+    python_headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    mkdir -p "$include/python"
+    ln -sfn "$python_headers"/* "$include/python/"
+    for own in /usr/include/*-linux-gnu/"${python_headers##*/}"/pyconfig.h; do
+      if grep -q multiarch "$python_headers/pyconfig.h"; then ln -sf "$own" "$include/python/"; fi
+    done
+    for file in cpp/pccl/bindings/*.cpp; do echo "$file"; done | xargs -P 2 -n 1 "$tools/c++" -c \
+      -std=c++20 -O0 -fno-sanitize=all -Wall -Wextra -Wpedantic -Wconversion -Werror -o /dev/null \
+      -Icpp -isystem "$include" -isystem "$include/python" -isystem "$nanobind_headers" \
+      -DASIO_STANDALONE -DASIO_NO_DEPRECATED -DASIO_DISABLE_STD_ALIGNED_ALLOC -DXXH_INLINE_ALL \
+      -DNB_BACKEND_MODULE=nanobind_backend -DNB_BACKEND_PYPI=nanobind-backend \
+      -DPy_LIMITED_API=0x030a0000 -DPCCL_VERSION='"0"'
+    echo "macOS on $processor: compiled the Python extension"
+  fi
 done
