@@ -222,7 +222,6 @@ def train(args: argparse.Namespace) -> None:
             "members": info.world_size if info else 1,
             "tx_bytes": tx_bytes,  # by this member
             "hidden": diloco.hidden if diloco else 0.0,  # share of the reductions' time
-            "waited": waited,  # seconds that this member did not train
             "seconds": time.perf_counter() - began,
         }
         if loss is not None:
@@ -238,6 +237,9 @@ def train(args: argparse.Namespace) -> None:
 
     loss, info, tx_bytes, curve, round_ended = None, None, 0, [], True
     reported = saved = tokens_taken()
+    # With a quorum the others may go on while one evaluates. In the last round it would come back
+    # to a run that has ended.
+    last_report = (0.9 if args.quorum else 1.0) * args.tokens
     waited, stalls = 0.0, 0
     print(f"begins at {saved} tokens", flush=True)
     while tokens_taken() < args.tokens or not round_ended:
@@ -260,17 +262,14 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
         if args.step_seconds:
             time.sleep(max(0.0, step_began + args.step_seconds - time.perf_counter()))
-        # Not near the end: a member that comes back late would find that the run is over.
-        early = tokens_taken() < 0.7 * args.tokens
-        if args.stall and early and step_began - began > 60 * stalls + 30:
+        if args.stall and tokens_taken() > args.tokens * (1 + stalls) / 4 and stalls < 2:
             stalls += 1
+            print(f"stalls for {args.stall:g} s", flush=True)
             time.sleep(args.stall)
         if diloco:
             if args.spoil is not None and (diloco.inner_step + 1) % args.sync_every == 0:
                 spoil(model, diloco.parameters, args.spoil)
-            waits = time.perf_counter()
             round_ended = diloco.step()
-            waited += time.perf_counter() - waits
             if diloco.info is not None and diloco.info is not info:
                 info, tx_bytes = diloco.info, diloco.tx_bytes
         else:
@@ -278,9 +277,9 @@ def train(args: argparse.Namespace) -> None:
             if args.method == "ddp" and pccl.admit():
                 pccl.sync(state, revision=revision())
         now = tokens_taken()
-        if round_ended and reported + args.report_every <= now < args.tokens:
-            reported = now
-            if leads():
+        if round_ended:
+            due, reported = now // args.report_every > reported // args.report_every, now
+            if due and now < last_report and leads():
                 report()
         if round_ended and args.publish:  # for examples/serve_text.py
             pccl.publish(shared_parameters(), revision())
@@ -291,7 +290,7 @@ def train(args: argparse.Namespace) -> None:
 
     if diloco:
         diloco.finish()  # applies what is still in flight
-        tx_bytes = diloco.tx_bytes
+        tx_bytes, waited = diloco.tx_bytes, diloco.waited_seconds
     if leads():
         report()
         if args.result:
@@ -299,7 +298,10 @@ def train(args: argparse.Namespace) -> None:
         if args.plot:
             write_plot(args.plot, {args.method: curve}, "tokens", "held-out bits per byte")
     everything = b"".join(p.detach().cpu().numpy().tobytes() for p in shared_parameters().values())
-    print(f"ends with parameters {zlib.crc32(everything):08x}, sent {tx_bytes} bytes", flush=True)
+    checksum = f"{zlib.crc32(everything):08x}"
+    print(
+        f"ends with parameters {checksum}, sent {tx_bytes} bytes, waited {waited:.2f} s", flush=True
+    )
 
 
 def write_plot(path: str | Path, curves: dict, x_name: str, y_name: str) -> None:
@@ -351,8 +353,10 @@ def main() -> None:
     parser.add_argument("--density", type=float, help="share of elements to send: SparseLoCo")
     parser.add_argument("--round-seconds", type=float, help="DiLoCo rounds end by time")
     parser.add_argument("--step-seconds", type=float, help="plays a machine with such steps")
-    parser.add_argument("--stall", type=float, help="plays one that stalls so long in each minute")
-    parser.add_argument("--quorum", type=float, help="DiLoCo waits --grace-seconds for the others")
+    parser.add_argument("--stall", type=float, help="plays one that stalls twice for so long")
+    parser.add_argument(
+        "--quorum", type=float, help="share of members that waits no longer for others"
+    )
     parser.add_argument("--grace-seconds", type=float, help="default: DiLoCo's")
     parser.add_argument("--robust", choices=("clip", "trimmed"), help="bounds each one's influence")
     parser.add_argument("--against", type=float, default=1.0, help="see pccl.diloco.Robust")

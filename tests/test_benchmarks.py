@@ -199,6 +199,17 @@ def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     assert (tmp_path / "curves.svg").read_text().count("polyline") == len(methods) + 1
 
 
+def test_a_member_of_a_training_run_stalls_twice(tmp_path: Path) -> None:
+    methods = ["stall", "stall quorum"]
+    options = ["--seeds", "3", "--tokens", "10240", "--peers", "3", "--stall", "1"]
+    found, _ = train(tmp_path, *options, "--methods", *methods)
+    runs = {method: run for method, (run,) in found["runs"].items()}
+    assert list(runs) == methods
+    for run in runs.values():
+        assert run["stalls"] == 2 and run["members"] == 3
+        assert run["waited"] > 1  # members in "async" are at most a round ahead of the others
+
+
 def test_schedules_from_random_parameters_are_compared() -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(BENCHMARKS / "training" / "schedules.py"), "--quick"]

@@ -57,6 +57,17 @@ def test_another_result_gives_another_chart(charts: ModuleType, tmp_path: Path) 
     assert "pccl: 0.6 s" in texts
 
 
+def test_curves_go_through_all_points_and_whole_numbers_are_steps(charts: ModuleType) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    series = {"diloco": [(1.0, 2.5), (2.0, 2.25), (4.0, 2.0)], "ddp": [(1.0, 4), (4.0, 3)]}
+    charts.curves(axes, series)
+    drawn = {line.get_label(): [tuple(place) for place in line.get_xydata()] for line in axes.lines}
+    assert drawn == series
+    assert [line.get_drawstyle() for line in axes.lines] == ["default", "steps-pre"]
+
+
 def test_libraries_whose_run_ends_have_no_bar(charts: ModuleType) -> None:
     series = charts.killed(charts.load("killed"))[""]
     assert set(series) == {"bound", "pccl", "torchft", "hivemind"}
@@ -69,3 +80,10 @@ def test_the_tables_in_the_documents_have_the_same_numbers(charts: ModuleType) -
         for place, (size, _) in enumerate(series["pccl"]):
             times = [f"{1e3 * series[name][place][1]:.3g}" for name in ("pccl", "MPI", "Gloo")]
             assert f"| {arrays} | 4 | {size} | {' | '.join(times)} |" in table
+    pages = (ROOT / "docs/training-plots.md").read_text()
+    for method, (run,) in charts.load("training_wide")["runs"].items():
+        last = run["curve"][-1]
+        row = [f"{run['bits']:.3f}", f"{run['bytes'] / 1e6:,.{1 if run['bytes'] < 1e8 else 0}f}"]
+        row += [f"{run['wire'] / 1e6:,.{1 if run['wire'] < 1e7 else 0}f}"]
+        row += [f"{last['seconds']:.0f}", f"{run['waited']:.0f}"]
+        assert re.search(rf"\| {method}[^|]* \| {re.escape(' | '.join(row))} \|", pages), method

@@ -29,6 +29,7 @@ COLORS |= {"torchft": "#db6d28", "hivemind": "#3fb950"}
 COLORS |= {"ddp": GREY, "diloco": "#2f81f7", "diloco int8": "#3fb950", "diloco int4": "#a371f7"}
 COLORS |= {"async": "#d29922", "streaming": "#f778ba", "sparse": "#f85149", "muloco": "#39c5cf"}
 COLORS |= {"without a quorum": "#d29922", "with a quorum": "#2f81f7"}
+DASHES = {"diloco int8": "--", "diloco int4": ":"}  # they lie on the line of "diloco"
 MIB = 1 << 20
 
 # Chart -> panel -> series -> points (place on the axis or its name, value).
@@ -105,10 +106,10 @@ def training_wide(result: dict[str, Any]) -> Points:
 
 
 def training_stall(result: dict[str, Any]) -> Points:
-    """Tokens that the run has learned from, and its members, by time."""
+    """Tokens that members have taken, and members in the reduction, by time."""
     names = {"stall": "without a quorum", "stall quorum": "with a quorum"}
     panels = {
-        "million tokens learned": ("tokens", 1e-6),
+        "million tokens taken": ("tokens", 1e-6),
         "members in the reduction": ("members", 1),
     }
     return {
@@ -184,19 +185,28 @@ def bars(axes: Any, series: Series) -> None:
 
 
 def curves(axes: Any, series: Series) -> None:
-    """Lines by what stands below the panel; over many powers of ten the scale is logarithmic."""
+    """Lines; a whole number holds since the point before it, and is drawn as a step."""
     for name, points in series.items():
         places, values = zip(*points, strict=True)
         whole = all(isinstance(value, int) for value in values)
-        how = "steps-mid" if whole else "default"  # members
-        axes.plot(places, values, linewidth=1.6, label=name, color=COLORS[name], drawstyle=how)
+        axes.plot(
+            places,
+            values,
+            linewidth=1.6,
+            linestyle=DASHES.get(name, "-"),
+            drawstyle="steps-pre" if whole else "default",
+            label=name,
+            color=COLORS[name],
+        )
         if whole:
             axes.set_yticks(range(max(values) + 2))
-    places = [place for points in series.values() for place, _ in points]
-    if max(places) > 30 * min(places):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(color=GREY, alpha=0.25)
+
+
+def logarithmic_curves(axes: Any, series: Series) -> None:
+    curves(axes, series)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
 
 
 class Chart(NamedTuple):
@@ -206,6 +216,7 @@ class Chart(NamedTuple):
     title: str
     note: str
     value: str = ""  # what the vertical axes show; with it, panels' names stand below them
+    place: str = ""  # what the horizontal axes show, below panels with names above them
     one_scale: bool = True  # the panels' vertical axes are the same
 
 
@@ -234,18 +245,19 @@ CHARTS = {
     ),
     "training_wide": Chart(
         training_wide,
-        curves,
+        logarithmic_curves,
         (8.0, 3.6),
         "Loss by what it cost: four members, 50 ms, 100 Mbit/s",
-        "Lower is better; bytes and seconds are logarithmic. A GPT of a million parameters, one seed.",
+        "Lower is better; the horizontal scales are logarithmic. A GPT of a million parameters, one seed.",
         value="held-out bits per byte",
     ),
     "training_stall": Chart(
         training_stall,
         curves,
         (8.0, 3.1),
-        "One of four members stalls for 20 s of each minute",
-        "By seconds. DiLoCo in async, rounds of about five seconds, one seed.",
+        "One of four members stalls twice for 20 s",
+        "DiLoCo in async, one seed. The stalls begin at a quarter and at half of the tokens.",
+        place="seconds",
         one_scale=False,
     ),
 }
@@ -290,12 +302,14 @@ def draw(name: str, result: dict[str, Any], file: Path) -> None:
                 axes.set_xlabel(panel)
             else:
                 axes.set_title(panel)
+                axes.set_xlabel(chart.place)
         panels[0][0].set_ylabel(chart.value)
-        if chart.draw is curves:
+        if chart.draw in (curves, logarithmic_curves):
             named = panels[0][0].get_legend_handles_labels()
             figure.legend(*named, loc="outside right upper", frameon=False)
         figure.suptitle(chart.title, fontsize=11, fontweight="bold")
-        command = textwrap.fill(f"{about['date']}: {about['command']}", 125)
+        words = f"{about['date']}: {about['command']}"
+        command = textwrap.fill(words, 125, break_on_hyphens=False)
         figure.supxlabel(f"{chart.note}\n{command}", fontsize=8)
         metadata = {"Date": None, "Title": chart.title, "Description": json.dumps(points)}
         figure.savefig(file, transparent=True, metadata=metadata)

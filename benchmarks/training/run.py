@@ -18,18 +18,18 @@ of the held-out text, mean and half the range over the seeds; `to ddp` is that o
 to ddp with the same seed. `MB sent` are those of reductions, of all members that came to the end;
 `on the wire` is all that the hosts' interfaces sent meanwhile, headers included. `hidden` is the
 share of the reductions' time that passed behind inner steps, without the last one, and with it.
-`waited` are the seconds of these in which the first member did not train, but waited for a
-reduction or for other members, and `seconds` are those of the longest run. `local` is one process
-without pccl that takes the batches of all members; `bigrams` predicts each byte from the one
-before, counted in all of the training text. At the end of every run all members must hold the same
-parameters, bit for bit.
+`waited` are the seconds that the median member waited for reductions, also for other members to
+enter them, and `seconds` are those of the longest run. `local` is one process without pccl that
+takes the batches of all members; `bigrams` predicts each byte from the one before, counted in all
+of the training text. At the end of every run all members must hold the same parameters, bit for
+bit.
 
 In "uneven" members' inner steps take 0.2 s, 0.2 s, 0.4 s and 0.8 s (`--step-seconds` is the
 fastest ones', which has to be longer than they need), and rounds end by their time, in "uneven
 async" and "uneven streaming", too; in "uneven steps" they end when all have made the same number of
-steps. In "stall" the last member sleeps for `--stall` seconds of each minute, and in "stall quorum"
-the others wait for two seconds at most. In "hostile" the progress of one member is multiplied by
-`--factor`.
+steps. In "stall" the last member sleeps for `--stall` seconds after a quarter and after half of the
+tokens, and in "stall quorum" the others give it five seconds. In "hostile" the progress of one
+member is multiplied by `--factor`.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ METHODS = {
     "uneven async": ["--mode", "async"],
     "uneven streaming": ["--mode", "streaming"],
     "uneven steps": [],
-    # The last member stalls for --stall seconds of each minute.
+    # The last member stalls twice.
     "stall": ["--mode", "async"],
-    "stall quorum": ["--mode", "async", "--quorum", "0.75"],
+    # A member that evaluates alone takes more than the default grace of two seconds.
+    "stall quorum": ["--mode", "async", "--quorum", "0.75", "--grace-seconds", "5"],
     # The last member's progress is multiplied by --factor.
     "hostile": [],
     "hostile clip": ["--robust", "clip"],
@@ -111,7 +112,8 @@ class Process:
 
     def __init__(self, run: Run, command: Sequence[str], env: dict[str, str]) -> None:
         self.begun = self.killed = False
-        self.end: tuple[str, int] | None = None  # checksum of its parameters, bytes it sent
+        # Checksum of its parameters, bytes it sent, seconds it waited.
+        self.end: tuple[str, int, float] | None = None
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -145,6 +147,7 @@ class Run:
     curve: list[dict[str, Any]] = field(default_factory=list)
     kills: int = 0
     joins: int = 0
+    stalls: int = 0
     processes: list[Process] = field(default_factory=list)
     events: queue.Queue[tuple[Process, str | None]] = field(default_factory=queue.Queue)
 
@@ -160,19 +163,20 @@ class Run:
                 if process.process.poll() is None:
                     process.stop()
         ends = [process.end for process in self.processes if process.end is not None]
-        if len({checksum for checksum, _ in ends}) != 1:
+        if len({checksum for checksum, _, _ in ends}) != 1:
             raise SystemExit(f"members end with different parameters: {ends}")
         last = self.curve[-1]
         return {
             "bits": last["bits"],
-            "bytes": sum(sent for _, sent in ends),
+            "bytes": sum(sent for _, sent, _ in ends),
             # Without the last reduction, which nothing is left to hide behind.
             "hidden": self.curve[max(0, len(self.curve) - 2)]["hidden"],
             "hidden_to_end": last["hidden"],
-            "waited": last["waited"],
+            "waited": statistics.median(waited for _, _, waited in ends),
             "seconds": time.monotonic() - began,
             "kills": self.kills,
             "joins": self.joins,
+            "stalls": self.stalls,
             "members": len(ends),
             "tokens_per_second": tokens_per_second(self.curve),
             "curve": self.curve,
@@ -218,9 +222,10 @@ class Run:
     def _hear(self, source: Process, line: str) -> None:
         source.lines = [*source.lines[-KEPT:], line]
         source.begun = source.begun or line.startswith("begins at")
-        end = re.match(r"ends with parameters (\w+), sent (\d+) bytes", line)
+        self.stalls += line.startswith("stalls for ")
+        end = re.match(r"ends with parameters (\w+), sent (\d+) bytes, waited ([\d.]+) s", line)
         if end:
-            source.end = end[1], int(end[2])
+            source.end = end[1], int(end[2]), float(end[3])
         elif line.startswith("{"):
             self.curve.append(json.loads(line))
             if self.churn_share and self._done() >= self.churn_share * (1 + self.kills):
@@ -307,6 +312,8 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
         run = Run(arguments, args.tokens, args.peers, seconds, share, command, env, own)
         before = sum(transmitted(command(host)) for host in range(hosts))
         result = run.go()
+        if method.startswith("stall") and result["stalls"] != 2:
+            raise SystemExit(f"the last member stalled {result['stalls']} times, not twice")
         result["wire"] = sum(transmitted(command(host)) for host in range(hosts)) - before
         return result
 
