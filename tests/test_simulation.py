@@ -298,6 +298,14 @@ def test_several_peers_die_at_once() -> None:
         run_many(160_000, max(SCHEDULES // 20, 20), program=program, quiet=True, peers=8, kills=6)
 
 
+def test_a_verdict_that_a_commit_in_memory_has_overtaken_opens_no_operation_again() -> None:
+    options: dict[str, Any] = {"program": "explicit", "peers": 2, "joins": 0, "machines": 1}
+    options |= {"quiet": True, "aborts": 12, "steps": 40, "max_elements": 4000, "trace": True}
+    for seed in range(205, 215):
+        report = run(seed, **options)
+        assert not any("waiting for" in line for line in report["trace"])
+
+
 @pytest.mark.timeout(14_400)
 def test_groups_of_up_to_twelve_members() -> None:
     count = max(SCHEDULES // 50, 20)

@@ -92,7 +92,7 @@ void Group::start_if_ready(Instant now) {
 
 // -- returning members
 
-Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
+Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, std::uint32_t term,
                             const std::vector<wire::LogEntry>* log, Instant now) {
   Peer* peer = peers_.member(rejoin.id);
   // A peer that knows only the member's id cannot replace it.
@@ -100,6 +100,9 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
   // Its log and this one part before its end: it followed a master that was replaced.
   if (log_.epoch_at(rejoin.applied).value_or(rejoin.record.epoch) != rejoin.record.epoch)
     return Return::out;
+  const bool parted = rejoin.record.epoch > record_.epoch ||
+                      (rejoin.applied > log_.restored_at() && rejoin.applied <= log_.last());
+  if (term < rebuilt_in_ && parted) return Return::out;
   // The log no longer has the entries that the member lacks.
   if (rejoin.applied < log_.collected()) return Return::out;
   if (rejoin.applied > log_.last()) {
@@ -163,7 +166,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
   }
   for (const Pair& pair : relayed_pairs(record)) group->links_.avoid(pair);
   for (const Returned& one : reports) {
-    if (group->rejoin(one.connection(), one.rejoin(), nullptr, now) == Return::in) continue;
+    if (group->rejoin(one.connection(), one.rejoin(), 0, nullptr, now) == Return::in) continue;
     // With several masters, that is not decided yet: it asks again.
     if (options.place.alone())
       around.send(one.connection(), 0,

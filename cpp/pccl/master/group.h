@@ -84,18 +84,22 @@ class Group {
                                         Surroundings& around, const wire::Rejoin& base,
                                         const std::vector<Returned>& reports,
                                         const std::vector<wire::LogEntry>& log, Instant now);
+  // The term of the master that has rebuilt it. Members that have followed a lower one may have
+  // decisions of the master before that are not in this log.
+  void rebuilt_in(std::uint32_t term) { rebuilt_in_ = term; }
   // Begins the term of a master that has taken over from another one.
   void begin_term() { decisions_.begin_term(); }
 
   void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
                      Instant now);
-  // A member has a new control connection. `log`: its answer to RequestLog, or null.
+  // A member has a new control connection. `term`: the one that it has followed. `log`: its answer
+  // to RequestLog, or null.
   enum class Return : std::uint8_t {
     in,
     out,        // it is no longer a member
     needs_log,  // it knows decisions that this master lacks: call again with its log
   };
-  Return rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
+  Return rejoin(ConnectionId connection, const wire::Rejoin& rejoin, std::uint32_t term,
                 const std::vector<wire::LogEntry>* log, Instant now);
   void on_message(ConnectionId from, const wire::Frame& frame, Instant now);
   void on_disconnect(ConnectionId connection, Instant now);
@@ -189,6 +193,7 @@ class Group {
   std::uint32_t id_;
   Options options_;
   Surroundings& around_;
+  std::uint32_t rebuilt_in_ = 0;
   wire::EpochRecord record_;
   GroupContext context_{id_, options_, around_, record_};
   Peers peers_;

@@ -4,6 +4,24 @@
 #include <utility>
 
 namespace pccl::master {
+namespace {
+
+// At least: peers that wait pause between two attempts.
+constexpr Duration kLeastQuiet = std::chrono::milliseconds(500);
+
+}  // namespace
+
+std::uint64_t next_run(std::uint64_t run) {
+  std::uint64_t mixed = run + 0x9e3779b97f4a7c15;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
+  return (mixed ^ (mixed >> 31)) | 1;
+}
+
+Duration Master::quiet_time() const {
+  return std::max<Duration>(2 * options_.heartbeat_interval, kLeastQuiet);
+}
+
 const Group* Master::group(std::uint32_t id) const {
   const auto it = groups_.find(id);
   return it == groups_.end() ? nullptr : it->second.get();
@@ -149,6 +167,7 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
   const std::optional<std::uint32_t> group = it->second.group;
   questions_.erase(it->second.question);
   connections_.erase(it);
+  formers_.erase(id);
   forget_report(id);
   if (!group) return;
   const auto found = groups_.find(*group);
@@ -218,8 +237,10 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
   }
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
     // The newcomer's run is unknown to this restarted master, or is being rebuilt. The newcomer
-    // must not found another run here, but try again once the members have returned.
-    if (frame.envelope.run != 0 && frame.envelope.run != run_) return close(id);
+    // must not found another run here, but try again once the members have returned. If none comes,
+    // that run had not begun, or is over.
+    if (frame.envelope.run != 0 && frame.envelope.run != run_ && are_on_their_way(now))
+      return close(id);
     if (recoveries_.contains(first->group)) return close(id);
     if (replicas_.recovering() && !groups_.contains(first->group)) return close(id);
     join(id, connection, *first, now);
@@ -295,6 +316,7 @@ void Master::on_time(Instant now) {
   std::vector<std::uint32_t> appealed;
   for (const auto& [id, appeals] : appeals_) appealed.push_back(id);
   for (const std::uint32_t id : appealed) hear_appeals(id, now);
+  settle_formers(now);
   for (const auto& [id, group] : groups_) group->on_time(now);
   replicas_.on_time(now);
   settle_replicas(now);

@@ -47,6 +47,9 @@ struct EndRelay {
 };
 using Action = std::variant<Send, Close, LogLine, TryAddress, ExpectRelay, EndRelay>;
 
+// Another run id, from the one before. splitmix64; never 0.
+[[nodiscard]] std::uint64_t next_run(std::uint64_t run);
+
 // *one thread: the server's*
 class Master final : private Surroundings {
  public:
@@ -104,9 +107,9 @@ class Master final : private Surroundings {
     bool closing = false;
     std::uint64_t question = 0;  // the question asked on it; 0: none
     unsigned inquiries = 0;      // received on it
-    // -- several masters
+    std::uint32_t term = 0;      // the highest that the member had followed when it connected
+    // -- several masters; `term` is of newcomers, too
     Seat seat;                        // of the peer; empty: it has not identified itself
-    std::uint32_t term = 0;           // the highest that the peer had followed when it connected
     bool may_found = false;           // no other master serves the group
     std::optional<wire::Join> join;   // of a newcomer whose promise is needed
     std::optional<Promised> promise;  // for the term of the takeover
@@ -128,6 +131,12 @@ class Master final : private Surroundings {
     bool changed = true;           // since a takeover was last considered
     bool waited = false;           // as of then: the grace period was over
     std::optional<Instant> again;  // when to consider it again: members of the base may still come
+  };
+  // A member of the run that this address served before the master was restarted. Newcomers have
+  // begun another run here meanwhile.
+  struct Former {
+    Returned report;
+    wire::Envelope envelope;
   };
   // An epoch that reports claim to be the last decided one, or to come after it.
   struct Claim {
@@ -165,6 +174,14 @@ class Master final : private Surroundings {
   void add_report(Recovery& recovery, Returned returned);
   void forget_report(ConnectionId id);
   void recover_if_ready(std::uint32_t group, Instant now);
+  // In this time those members of a run come back here that can.
+  [[nodiscard]] Duration quiet_time() const;
+  [[nodiscard]] bool may_still_return(Instant now) const;
+  [[nodiscard]] bool are_on_their_way(Instant now) const;
+  void keep_former(ConnectionId id, Connection& connection, Returned report,
+                   const wire::Envelope& envelope, Instant now);
+  void settle_formers(Instant now);
+  void end_run_of_newcomers();
   void refuse(ConnectionId connection, Code code, const std::string& reason);
 
   // -- several masters: master_appeals.cpp
@@ -259,6 +276,7 @@ class Master final : private Surroundings {
   Groups groups_;
   Replicas replicas_{options_, groups_};
   std::map<std::uint32_t, Recovery> recoveries_;
+  std::map<ConnectionId, Former> formers_;
   std::map<std::uint32_t, Quorum> quorums_;    // of groups that this master serves; several masters
   std::set<std::uint32_t> undecided_;          // of these, those with a proposal
   std::map<std::uint32_t, Recovery> appeals_;  // to these: members of other epochs

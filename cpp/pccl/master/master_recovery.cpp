@@ -16,9 +16,26 @@ namespace {
 // How long a restarted master waits for more members once a majority has returned.
 constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
 
+constexpr const char* kAnotherRun = "this master serves another run";
+
 // REQUIRES: its record is plausible; otherwise names may be anything.
 std::string name_of(const wire::Rejoin& rejoin) {
   return wire::shown_name(rejoin.record.members, rejoin.id);
+}
+
+// How many members of the last epoch have returned, and how many it has. REQUIRES: reports is not
+// empty.
+std::pair<std::size_t, std::size_t> count_back(const std::vector<Returned>& reports) {
+  const Returned* last = nullptr;
+  std::set<Seat> seats;
+  for (const Returned& one : reports) {
+    if (last == nullptr || one.at().first > last->at().first) last = &one;
+    seats.insert(one.seat());
+  }
+  const std::vector<Seat>& members = last->members();
+  const auto back =
+      std::ranges::count_if(members, [&](const Seat& seat) { return seats.contains(seat); });
+  return {static_cast<std::size_t>(back), members.size()};
 }
 
 Status wrong_report(const std::string& who, const std::string& what = {}) {
@@ -69,7 +86,7 @@ Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& 
 void Master::return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
                        const std::vector<wire::LogEntry>* log, Instant now) {
   connection.group = rejoin.group;
-  switch (groups_.at(rejoin.group)->rejoin(id, rejoin, log, now)) {
+  switch (groups_.at(rejoin.group)->rejoin(id, rejoin, connection.term, log, now)) {
     case Group::Return::in:
       if (const auto it = quorums_.find(rejoin.group); it != quorums_.end())
         propose_to(id, it->second);
@@ -159,12 +176,15 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     return refuse(id, sound.error().code, sound.error().reason);
   const bool same_run = frame.envelope.run == run_;
   const bool known = groups_.contains(rejoin.group);
+  connection.term = frame.envelope.term;
   if (same_run && frame.envelope.term == term_ && known)
     return return_to(id, connection, rejoin, nullptr, now);
   // A member of another master. It may return here if this master has no run of its own; this
   // master then continues that run with a higher term.
-  if (!same_run && !groups_.empty())
-    return refuse(id, Code::evicted, "this master serves another run");
+  if (!same_run && !groups_.empty()) {
+    if (!may_still_return(now)) return refuse(id, Code::evicted, kAnotherRun);
+    return keep_former(id, connection, Returned(id, rejoin), frame.envelope, now);
+  }
   if (frame.envelope.term > (same_run ? term_ + kMaxTermsAhead : kMaxTerm)) {
     return refuse(id, Code::evicted,
                   "peer " + name_of(rejoin) + " reports a master of term " +
@@ -185,7 +205,7 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     return close(id);  // the member will try again
   }
   if (!same_run) {
-    if (!recoveries_.empty()) return refuse(id, Code::evicted, "this master serves another run");
+    if (!recoveries_.empty()) return refuse(id, Code::evicted, kAnotherRun);
     run_ = frame.envelope.run;
   }
   term_ = std::max(term_, frame.envelope.term + 1);
@@ -216,14 +236,13 @@ void Master::add_report(Recovery& recovery, Returned returned) {
 std::size_t Master::reported_bytes(const Seat& without) const {
   std::size_t bytes = 0;
   std::set<const void*> records;
+  const auto count = [&](const Returned& one) {
+    if (one.seat() != without && records.insert(one.record()).second) bytes += one.record_bytes();
+  };
   for (const auto* waiting : {&recoveries_, &appeals_}) {
-    for (const auto& [group, recovery] : *waiting) {
-      for (const Returned& one : recovery.reports) {
-        if (one.seat() == without) continue;
-        if (records.insert(one.record()).second) bytes += one.record_bytes();
-      }
-    }
+    for (const auto& [group, recovery] : *waiting) std::ranges::for_each(recovery.reports, count);
   }
+  for (const auto& [id, former] : formers_) count(former.report);
   for (const auto& [id, connection] : connections_) {
     if (connection.asked)
       bytes += connection.asked->bytes + connection.asked->report.record_bytes();
@@ -237,15 +256,15 @@ std::size_t Master::reported_bytes(const Seat& without) const {
 bool Master::room_for(const Returned& more) const {
   std::size_t count = 1;
   bool shared = false;
+  const auto look = [&](const Returned& one) {
+    if (one.seat() == more.seat()) return;  // it will be replaced
+    ++count;
+    shared = shared || one.record() == more.record();
+  };
   for (const auto* waiting : {&recoveries_, &appeals_}) {
-    for (const auto& [group, recovery] : *waiting) {
-      for (const Returned& one : recovery.reports) {
-        if (one.seat() == more.seat()) continue;  // it will be replaced
-        ++count;
-        shared = shared || one.record() == more.record();
-      }
-    }
+    for (const auto& [group, recovery] : *waiting) std::ranges::for_each(recovery.reports, look);
   }
+  for (const auto& [id, former] : formers_) look(former.report);
   const std::size_t bytes = shared ? 0 : more.record_bytes();
   return count <= options_.limits.max_recovering &&
          reported_bytes(more.seat()) + bytes <= options_.limits.max_reported_bytes;
@@ -272,16 +291,7 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   const auto it = recoveries_.find(group_id);
   if (it == recoveries_.end()) return;
   Recovery& recovery = it->second;
-  const Returned* last = nullptr;
-  std::set<Seat> seats;
-  for (const Returned& one : recovery.reports) {
-    if (last == nullptr || one.at().first > last->at().first) last = &one;
-    seats.insert(one.seat());
-  }
-  const std::vector<Seat>& members = last->members();
-  const auto back = static_cast<std::size_t>(
-      std::ranges::count_if(members, [&](const Seat& seat) { return seats.contains(seat); }));
-  const std::size_t all = members.size();
+  const auto [back, all] = count_back(recovery.reports);
   if (back * 2 <= all && now - recovery.since >= options_.reconnect_timeout) {
     // Newcomers must not wait for the other members for ever.
     log({true, group_id, recovery.reports.front().at().first,
@@ -315,7 +325,88 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
            " members"});
   // Not in `groups_` during rebuild(), which asks for the census.
   auto group = Group::rebuild(group_id, options_, *this, reports, entries, now);
+  group->rebuilt_in(term_);
   groups_[group_id] = std::move(group);
+}
+
+// -- newcomers that were faster than the members of the run
+
+// Whether members of an earlier run may still come back to this restarted master, which has begun
+// another one.
+bool Master::may_still_return(Instant now) const {
+  return run_ == own_run_ && recoveries_.empty() && now - began_ < options_.reconnect_timeout;
+}
+
+// Whether a newcomer of an earlier run has to expect its members here.
+bool Master::are_on_their_way(Instant now) const {
+  return !formers_.empty() || now - began_ < quiet_time();
+}
+
+void Master::keep_former(ConnectionId id, Connection& connection, Returned report,
+                         const wire::Envelope& envelope, Instant now) {
+  for (const auto& [other, former] : formers_)
+    if (report.share(former.report)) break;
+  if (!room_for(report)) {
+    log_rarely("too many members return at the same time", now);
+    return close(id);  // the member will try again
+  }
+  connection.recovers = true;
+  formers_.insert_or_assign(id, Former{std::move(report), envelope});
+  settle_formers(now);
+}
+
+// Once a majority of a group's last epoch is back, that run goes on, and the run that newcomers
+// have begun here ends. A few members are no reason to end it: their run may have been ended on
+// purpose.
+void Master::settle_formers(Instant now) {
+  if (formers_.empty()) return;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<Returned>> reports;
+  for (const auto& [id, former] : formers_)
+    reports[{former.envelope.run, former.report.group()}].push_back(former.report);
+  const bool begun = std::ranges::any_of(
+      groups_, [](const auto& item) { return item.second->record().epoch > 0; });
+  const auto goes_on = std::ranges::find_if(reports, [&](const auto& item) {
+    const auto [back, all] = count_back(item.second);
+    return !begun || back * 2 > all;
+  });
+  const bool over = goes_on == reports.end();
+  if (over && may_still_return(now)) return;
+  if (!over) end_run_of_newcomers();
+  for (const auto& [id, former] : std::exchange(formers_, {})) {
+    Connection* const connection = open(id);
+    if (connection == nullptr) continue;
+    connection->recovers = false;
+    if (over || former.envelope.run != goes_on->first.first) {
+      refuse(id, Code::evicted, kAnotherRun);
+    } else {
+      rejoin(id, *connection, {former.envelope, former.report.rejoin()}, now);
+    }
+  }
+}
+
+// Those that are no members of it yet try again, and may join the run that goes on.
+void Master::end_run_of_newcomers() {
+  log({true,
+       {},
+       0,
+       "members of the run that this address served before are back: it goes on, and the run that "
+       "newcomers have begun meanwhile ends"});
+  for (auto& [id, connection] : connections_) {
+    if (!connection.group) continue;
+    const bool entered = member(id);
+    connection.group.reset();
+    if (entered) {
+      refuse(id, Code::evicted,
+             "the members of the run that its master had served before are back");
+    } else {
+      close_now(id);
+    }
+  }
+  groups_.clear();
+  replicas_.forget_all();
+  admission_paused_ = false;
+  own_run_ = next_run(own_run_);
+  run_ = own_run_;
 }
 
 }  // namespace pccl::master

@@ -17,16 +17,6 @@ constexpr Duration kTakeoverGrace = std::chrono::milliseconds(400);
 // for a master at the same time as others may need a few in a row.
 // [test_a_member_that_repeats_a_false_term...]
 constexpr Rate kStepDowns{4, 0.1};
-// How long a master begins no run after it began or had members. At least: peers that wait pause.
-constexpr Duration kLeastQuiet = std::chrono::milliseconds(500);
-
-// Another run id, from the one before. splitmix64; never 0.
-std::uint64_t next_run(std::uint64_t run) {
-  std::uint64_t mixed = run + 0x9e3779b97f4a7c15;
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
-  return (mixed ^ (mixed >> 31)) | 1;
-}
 
 }  // namespace
 
@@ -202,8 +192,7 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
       known != nullptr && !known->empty() && (known->record().epoch > 0 || connection.may_found);
   // Only the first master begins runs, and only for peers that found no other one.
   // Members of a run that this master served before may not have reached another one.
-  const Duration long_enough = std::max<Duration>(2 * options_.heartbeat_interval, kLeastQuiet);
-  const bool quiet = quiet_since_ && now - *quiet_since_ >= long_enough;
+  const bool quiet = quiet_since_ && now - *quiet_since_ >= quiet_time();
   const bool founds =
       options_.place.index == 0 && connection.may_found && run_ == own_run_ && quiet;
   // Own groups begin where the run is. Their numbers are random, and those that enter one have

@@ -228,6 +228,15 @@ void Replicas::reset() {
   finishing_.clear();
 }
 
+void Replicas::forget_all() {
+  reset();
+  dirty_ = false;
+  dropping_.clear();
+  away_.clear();
+  incomplete_.clear();
+  noticed_.clear();
+}
+
 // Evicts a lost replica. If it has members, newcomers of the same name may belong to its restart
 // and stay, unless the replica was being admitted.
 void Replicas::drop(const std::string& replica, const Loss& loss, Instant now) {

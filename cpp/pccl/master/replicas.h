@@ -51,6 +51,8 @@ class Replicas final : public ReplicaRules {
   // afterwards replicas that are not in all groups are removed.
   void recover(std::uint32_t ranks, Instant now);
   [[nodiscard]] bool recovering() const { return recovering_since_.has_value(); }
+  // All groups have ended.
+  void forget_all();
   void on_time(Instant now);
   // Called after every event: applies its consequences to all groups. `recoveries`: more groups are
   // being rebuilt.

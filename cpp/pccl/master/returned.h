@@ -23,6 +23,7 @@ class Returned {
 
   [[nodiscard]] ConnectionId connection() const { return connection_; }
   [[nodiscard]] const Seat& seat() const { return seat_; }
+  [[nodiscard]] std::uint32_t group() const { return group_; }
   // Its last epoch, and the ordinal of the last log entry that it has applied.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> at() const { return at_; }
   // The members of that epoch.

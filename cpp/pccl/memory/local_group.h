@@ -114,6 +114,8 @@ class LocalGroup {
   void submit(LocalRequest request);
   // Whether all members run this operation of the present epoch over the network.
   [[nodiscard]] bool escalated(const wire::OpKey& key) const { return escalated_.contains(key); }
+  // The operation is over: nobody asks whether it has moved to the network any more.
+  void forget(const wire::OpKey& key) { escalated_.erase(key); }
   // Notes that the master will be told of the operation, so it must be told of its end too. False:
   // the operation is already committed, and the next step reports it.
   bool tell(const wire::OpKey& key);

@@ -128,6 +128,7 @@ struct CallEntry {
   wire::Signature signature;
   Record world;                // the attempt's epoch
   bool told_attempt = false;   // this attempt was reported, or is about to be as done
+  bool too_late = false;       // in memory: the master has ended it, but it is committed
   std::optional<Instant> due;  // when to report the operation as entered
   std::optional<Error> why;    // failed: the reason
   [[nodiscard]] bool runs() const {

@@ -140,7 +140,7 @@ void Operations::run(const wire::OpKey& key, Instant now) {
   const Record& world = record();
   entry.attempt = world->epoch;
   entry.world = world;
-  entry.told_attempt = false;
+  entry.told_attempt = entry.too_late = false;
   for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
     if (world->members[rank].id == entry.root) entry.request.root = rank;
   }
@@ -202,6 +202,7 @@ void Operations::end(const wire::OpKey& key, Error error, const Record& record) 
   const CallPtr call = table().at(key).call;
   stop(key);
   executor_.forget(key);  // frames for an operation that never started here
+  locality_.group().forget(key);
   table().end(key);
   calls_.end(*call, std::move(error), record);
 }
@@ -221,7 +222,7 @@ Status Operations::on_verdict(const wire::Verdict& verdict) {
   const wire::OpKey& key = verdict.key;
   Error error{verdict.code, verdict.reason, verdict.culprit, verdict.waiting};
   table().close_at_master(key);
-  const CallEntry* const entry = table().find(key);
+  CallEntry* const entry = table().find(key);
   if (entry == nullptr || entry->call == nullptr) {
     if (verdict.code == Code::ok) return {};
     table().hear(key, {std::move(error), record()});
@@ -239,7 +240,10 @@ Status Operations::on_verdict(const wire::Verdict& verdict) {
     return {};
   }
   // After a commit in memory the verdict is too late: all members follow the commit.
-  if (entry->phase == CallPhase::in_memory && !locality_.group().withdraw(key)) return {};
+  if (entry->phase == CallPhase::in_memory && !locality_.group().withdraw(key)) {
+    entry->too_late = true;
+    return {};
+  }
   // The peer that failed reports its own error, which has more detail than the verdict.
   const auto& why = entry->why;
   if (why && why->code != Code::peer_lost && verdict.culprit == session_.id()) error = *why;
@@ -343,7 +347,7 @@ void Operations::on_local_commit(const LocalCommit& commit) {
   CallEntry& entry = table().at(key);
   const CallPtr call = entry.call;
   const Record world = entry.world;
-  if (told) {
+  if (told && !entry.too_late) {  // otherwise the master would open the operation again
     (void)table().tell(key, entry, wire::OpPhase::done);
     table().tell_done(key);
   }

@@ -119,7 +119,8 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
   if (several && frame.envelope.term % options_.masters != master_ &&
       !std::holds_alternative<wire::Refused>(frame.message))
     return other_list("this master has another place in its own list", options_.masters);
-  if (frame.envelope.term < term_) {  // a master that was replaced
+  // From a master that was replaced. A newcomer with one address takes whatever master is there.
+  if (frame.envelope.term < term_ && (several || member())) {
     if (several) return broken("this master was replaced");
     return Event{};
   }
