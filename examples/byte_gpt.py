@@ -278,7 +278,8 @@ def train(args: argparse.Namespace) -> None:
                 pccl.sync(state, revision=revision())
         now = tokens_taken()
         if round_ended:
-            due, reported = now // args.report_every > reported // args.report_every, now
+            every = max(1, args.report_every)
+            due, reported = now // every > reported // every, now
             if due and now < last_report and leads():
                 report()
         if round_ended and args.publish:  # for examples/serve_text.py

@@ -14,7 +14,7 @@ from pccl.errors import InvalidArgument, NotSupported, located
 from pccl.frameworks import Array, Buffer, Bytes, DeviceAdapter, Place, Shared
 from pccl.types import DataType, ReduceOp, check_op
 
-_SHARED = "its elements share memory (broadcast, or windows that overlap?); pass a copy"
+_SHARED = "its elements share memory, or may do so (broadcast? windows?); pass a copy"
 
 
 class Leaf(NamedTuple):

@@ -96,6 +96,9 @@ def broadcast(request: Request) -> Any:
     root = _root(request, _members(request))
     received = _bytes_for(shared, targets)
     staging = Staging(_bytes_of(shared), received)
+    if targets is not None:
+        own = request.flat.leaves if root == _rank(request) else ()
+        _count_writes([t for t in targets if not any(t.leaf is leaf for leaf in own)])
     _run(request, Kind.BROADCAST, staging, _entries(flat.paths, shared), rerun=True, root=root)
     return _results(request, shared, targets, received)
 
@@ -115,6 +118,7 @@ def start_allgather(request: Request, *, wait: bool = False) -> Work[Any]:
     targets = _targets(request, shared, parts)
     received = _bytes_for(shared, targets, parts)
     staging = Staging(_bytes_of(shared), received, gathers=True)
+    _count_writes(targets or ())
     operation = _start(
         request,
         Kind.ALL_GATHER,
@@ -138,7 +142,7 @@ def start_allgather(request: Request, *, wait: bool = False) -> Work[Any]:
         ]
         return flat.unflatten(made)
 
-    return Work(request.comm, operation, finish)
+    return Work(request.comm, operation, finish, on_device=request.touches_a_device())
 
 
 def reduce_scatter(request: Request) -> Any:
@@ -192,6 +196,7 @@ def alltoall(request: Request) -> Any:
             request.refuse(_indivisible(where, _shown("", source), parts))
     received = _bytes_for(shared, targets)
     staging = Staging(_bytes_of(shared), received, in_place=False)
+    _count_writes(targets or ())
     _run(request, Kind.ALL_TO_ALL, staging, _entries(flat.paths, shared), parts=parts)
     return _results(request, shared, targets, received)
 
@@ -213,6 +218,10 @@ def only_buffer(buffers: Sequence[Buffer], func: str, where: str) -> Buffer:
         sentence = f"{where} has several parts; only pccl.allreduce takes it"
         raise NotSupported.because(func, sentence)
     return buffers[0]
+
+
+def _rank(request: Request) -> int:
+    return request.joined.membership()[1]
 
 
 def _root(request: Request, members: int) -> int:
@@ -289,10 +298,14 @@ def _targets(
         have, want = Entry("", target.kind, target.shape), Entry("", source.kind, shape)
         request.check_target(where, [have], [want])
         targets.append(_Target(leaf, target))
+    return targets
+
+
+def _count_writes(targets: Sequence[_Target]) -> None:
+    """Tells frameworks of the writes that the engine is about to make."""
     for leaf, memory in targets:
         if memory.writable:
             frameworks.count_write(leaf)
-    return targets
 
 
 def _bytes_for(
@@ -409,6 +422,8 @@ def _fill(
     **collective: Unpack[Collective],
 ) -> ReduceInfo:
     """Runs the operation, and puts the bytes of `target` into the caller's array."""
+    if collective.get("root") != _rank(request):  # the root of a broadcast is as before
+        _count_writes([_Target(request.out, target)])
     info = _run(request, which, staging, _entries([""], [source]), **collective)
     _filled(request, [_Target(request.out, target)], [target.data])
     return info
@@ -421,6 +436,4 @@ def _memory_of(request: Request, array: Any, where: str, *, writable: bool) -> S
         here = frameworks.device_adapter(array) is None
         if writable and here and not shared.writable:
             request.refuse("only a writable, C-contiguous array can be written")
-    if writable and shared.writable:
-        frameworks.count_write(array)
     return shared

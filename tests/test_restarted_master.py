@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from reports import (
     ABORT,
@@ -24,6 +26,7 @@ from reports import (
 )
 
 from pccl import _testing
+from pccl._core import FIRST_PAIR
 
 BEFORE = 4711  # the run that the master served before
 TIMEOUT = 11
@@ -33,8 +36,10 @@ NEWCOMER = 9
 class Restarted:
     """The master, members of the run that it served before, and newcomers."""
 
-    def __init__(self) -> None:
-        self.play = _testing.MasterPlay(0)
+    def __init__(self, begun: int = 0) -> None:
+        """`begun`: so many newcomers have begun a run."""
+        self.play = _testing.MasterPlay(begun)
+        self.play.told()
         self.connections = NEWCOMER - 1
 
     def enters(self, number: int, *, run: int = 0, waiting: bool = True) -> int:
@@ -44,12 +49,21 @@ class Restarted:
         self.play.says(self.connections, JOIN, join(number, waiting=waiting), 0, run=run)
         return self.connections
 
-    def returns(self, number: int, applied: int = 1, epoch: int = 1) -> None:
-        """One of the members 5, 6 and 7 dials, on a connection of its number."""
-        ids = [peer(5), peer(6), peer(7)]
-        self.play.connect(number, "192.0.2.1")
-        report = peer(number) + u32(0) + record(ids, epoch=epoch) + u64(applied) + peer(number)
-        self.play.says(number, REJOIN, report, 1, run=BEFORE)
+    def returns(
+        self,
+        number: int,
+        applied: int = 1,
+        epoch: int = 1,
+        members: Sequence[int] = (5, 6, 7),
+        group: int = 0,
+        connection: int | None = None,
+    ) -> None:
+        """One of these members dials, on a connection of its number."""
+        used = number if connection is None else connection
+        what = record([peer(member) for member in members], epoch=epoch)
+        report = peer(number) + u32(group) + what + u64(applied) + peer(number)
+        self.play.connect(used, "192.0.2.1")
+        self.play.says(used, REJOIN, report, 1, run=BEFORE)
 
     def is_rebuilt(self, source: int) -> bool:
         """Whether the member is asked for its log, and the group is there then."""
@@ -78,10 +92,14 @@ def test_a_newcomer_that_is_faster_than_the_members_does_not_end_their_run(waiti
     assert master.play.members() == [5, 6, 7]
 
 
-def test_a_few_members_do_not_end_the_run_that_newcomers_have_begun() -> None:
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_few_members_do_not_end_the_run_that_newcomers_have_begun(pair: bool) -> None:
     master = Restarted()
     master.enters(NEWCOMER)
     master.returns(5)
+    if pair:  # a majority of a group that does not matter
+        for number in (7, 8):
+            master.returns(number, members=(7, 8), group=FIRST_PAIR + 7)
     assert not gone(master.play)  # more may come
     master.play.passes(12, silent=[5])
     assert gone(master.play)[5] == "this master serves another run"
@@ -89,6 +107,49 @@ def test_a_few_members_do_not_end_the_run_that_newcomers_have_begun() -> None:
     master.returns(6)  # a run that has gone on for so long is not ended any more
     master.returns(7)
     assert set(gone(master.play)) == {6, 7}
+
+
+def test_a_majority_of_few_does_not_end_the_run_of_many() -> None:
+    master = Restarted(3)
+    master.returns(5, members=(5,))
+    assert not gone(master.play)
+    master.play.passes(12, silent=[5])
+    assert list(gone(master.play)) == [5]
+
+
+def test_a_few_members_do_not_keep_newcomers_from_waiting_for_a_run_to_begin() -> None:
+    master = Restarted()
+    newcomer = master.enters(NEWCOMER, waiting=False)
+    master.returns(5)
+    assert not [to for to, what, *_ in master.play.told() if to == newcomer and what == "close"]
+
+
+def test_members_return_though_the_newcomers_have_left() -> None:
+    master = Restarted()
+    newcomer = master.enters(NEWCOMER, waiting=False)
+    master.returns(5)
+    master.play.disconnect(newcomer)
+    master.returns(6)
+    assert not gone(master.play)
+    assert master.is_rebuilt(5)
+
+
+def test_a_member_that_was_here_for_a_moment_changes_nothing() -> None:
+    master = Restarted()
+    master.returns(5)
+    master.play.disconnect(5)
+    newcomer = master.enters(NEWCOMER)
+    for number in (5, 6, 7):
+        master.returns(number)
+    assert list(gone(master.play)) == [newcomer]
+
+
+def test_a_member_that_dials_twice_is_kept_once() -> None:
+    master = Restarted()
+    master.enters(NEWCOMER)
+    master.returns(5)
+    master.returns(5, connection=25)
+    assert [(to, what) for to, what, *_ in master.play.told()][-1:] == [(5, "close")]
 
 
 def test_a_peer_that_waited_for_a_run_to_begin_may_begin_it_after_a_restart() -> None:

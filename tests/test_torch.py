@@ -160,7 +160,6 @@ def test_in_place_on_a_parameter_is_as_under_no_grad(pair: Peers) -> None:
         lambda source, out, comm: pccl.alltoall(source, out=out, comm=comm),
         lambda source, out, comm: pccl.allgather(source[:2], out=out.view(2, 2), comm=comm),
         lambda source, out, comm: pccl.reduce_scatter(source.repeat(2), out=out, comm=comm),
-        lambda source, out, comm: comm.broadcast(out),
         lambda source, out, comm: comm.all_gather(source[:2], out),
         lambda source, out, comm: comm.all_to_all(source, out),
     ],
@@ -173,6 +172,21 @@ def test_backward_refuses_elements_that_a_call_has_overwritten(pair: Peers, writ
     for loss in losses:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()  # by the chain rule it needs the old elements
+
+
+def test_the_root_of_a_broadcast_and_a_refused_call_write_nothing(pair: Peers) -> None:
+    tensors = [torch.ones(4) for _ in pair]
+    each(pair, lambda i, comm: comm.broadcast(tensors[i]))
+    assert [tensor._version for tensor in tensors] == [0, 1]
+    each(pair, lambda i, comm: pccl.broadcast(tensors[i], out=tensors[i], comm=comm))
+    assert [tensor._version for tensor in tensors] == [0, 2]
+    each(pair, lambda i, comm: pccl.broadcast(torch.zeros(4), out=tensors[i], comm=comm))
+    assert [tensor._version for tensor in tensors] == [1, 3]
+    with pytest.raises(pccl.InvalidArgument):
+        pccl.broadcast(tensors[0], root=9, out=tensors[0], comm=pair[0])
+    with pytest.raises(pccl.InvalidArgument):
+        pair[0].all_gather(torch.ones(3), tensors[0])
+    assert tensors[0]._version == 1
 
 
 def test_what_cannot_be_reduced_is_named(pair: Peers) -> None:

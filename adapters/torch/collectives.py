@@ -77,7 +77,8 @@ class Collectives(Group):
         (tensor,) = tensors
         if options.reduceOp != dist.ReduceOp.SUM:
             raise not_supported("allreduce", "backend pccl only sums sparse tensors")
-        what = _what("allreduce of sparse", tensors, "SUM")
+        # Indices are those of a shape.
+        what = f"allreduce of sparse {names_of(tensors)}, SUM"
 
         def exchange(timeout: float) -> None:
             total = composed.reduce_sparse(self._exchange, tensor, self._size, what, timeout)

@@ -79,9 +79,11 @@ class Cuda:
     @contextmanager
     def copies(self) -> Iterator[None]:
         """Puts the thread's work on the copies' stream, and waits for it at the end."""
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            self._stream.synchronize()
 
     def wait_for_caller(self) -> None:
         """The copies' stream goes on after all that the calling thread's stream has now."""

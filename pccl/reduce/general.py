@@ -62,7 +62,7 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
             target.finish()
         return request.out
 
-    return Work(request.comm, operation, finish, mean)
+    return Work(request.comm, operation, finish, mean, on_device=request.touches_a_device())
 
 
 def feedback_names(

@@ -127,6 +127,13 @@ class Request:
         """The engine."""
         return self.comm._joined(self.func)
 
+    def touches_a_device(self) -> bool:
+        """Whether an array of the tree or of `out` is on an accelerator."""
+        if not frameworks.devices_in_use():
+            return False
+        arrays = [*self.leaves, *(self.targets if self.out is not None else ())]
+        return any(frameworks.device_adapter(leaf) is not None for _, leaf in arrays)
+
     def refuse(self, sentence: str) -> NoReturn:
         """Raises InvalidArgument of the user's call."""
         raise InvalidArgument.because(self.func, sentence)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pccl import _settings, frameworks
+from pccl import _settings
 from pccl.errors import InvalidUsage
 from pccl.types import ReduceInfo
 
@@ -61,8 +61,9 @@ class Work(Generic[_Result]):
     """An `allreduce_async` or `allgather_async` in flight.
 
     Dropping it is safe: it runs to its end and keeps its arrays until then. Awaitable: `await work`
-    waits in a thread of its own. An `out=` array that is not contiguous, is on an accelerator, gets
-    a weighted mean, or is beside the sum or product of an int, is filled when somebody waits.
+    waits in a thread of its own, and makes results on a device in the loop's. An `out=` array that
+    is not contiguous, is on an accelerator, gets a weighted mean, or is beside the sum or product
+    of an int, is filled when somebody waits.
     """
 
     def __init__(
@@ -71,8 +72,11 @@ class Work(Generic[_Result]):
         operation: _core.Operation,
         result: Callable[[], _Result],
         mean: WeightedMean | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
         self._comm = comm
+        self._on_device = on_device  # the result, or a part of it
         self._mean = mean  # what `result` computes
         # Guards what follows; held while a result is made, never while waiting.
         self._lock = threading.Lock()
@@ -144,7 +148,7 @@ class Work(Generic[_Result]):
 
         # On a device a copy follows only the work of the thread that makes it. So the result is
         # made in the loop's thread there.
-        make_here = frameworks.devices_in_use()
+        make_here = self._on_device
 
         def tell(result: Any, error: BaseException | None) -> None:
             if future.done():

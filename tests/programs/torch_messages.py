@@ -321,6 +321,18 @@ def all_gather_coalesced(rank: int, size: int) -> Any:
 
 
 @program
+def sparse_all_reduce_of_other_shapes(rank: int, size: int) -> Any:
+    """Equally many elements are not enough: indices are those of a shape."""
+    shape = (2, 6) if rank == 0 else (6, 2)
+    tensor = torch.sparse_coo_tensor(torch.tensor([[1], [1]]), torch.ones(1), shape)
+    try:
+        dist.all_reduce(tensor)
+    except RuntimeError:
+        return ["refused"]
+    return plain(tensor.to_dense())
+
+
+@program
 def sparse_all_reduce(rank: int, size: int) -> Any:
     results = []
     places = [

@@ -33,9 +33,9 @@ class DecisionLog {
   [[nodiscard]] std::vector<wire::LogEntry> adoptable(const std::vector<wire::LogEntry>& entries,
                                                       std::uint64_t applied) const;
   void adopted() { restored_at_ = last_; }
-  // Whether nothing was decided since the log was restored.
   // The last entry that the master before this one has made.
   [[nodiscard]] std::uint64_t restored_at() const { return restored_at_; }
+  // Whether nothing was decided since the log was restored.
   [[nodiscard]] bool as_restored() const { return last_ == restored_at_; }
 
   [[nodiscard]] std::uint64_t last() const { return last_; }

@@ -128,7 +128,7 @@ void Master::refuse(ConnectionId connection, Code code, const std::string& reaso
   const Connection* const known = open(connection);
   if (known == nullptr) return;
   // A peer ignores a term below the one that it has followed.
-  const std::uint32_t term = options_.place.alone() ? term_ : std::max(term_, known->term);
+  const std::uint32_t term = std::max(term_, known->term);
   send_now(connection, term, 0, wire::Refused{code, reason});
   close_now(connection);
 }

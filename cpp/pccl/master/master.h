@@ -180,6 +180,7 @@ class Master final : private Surroundings {
   [[nodiscard]] bool are_on_their_way(Instant now) const;
   void keep_former(ConnectionId id, Connection& connection, Returned report,
                    const wire::Envelope& envelope, Instant now);
+  [[nodiscard]] std::optional<std::uint64_t> run_that_is_back();
   void settle_formers(Instant now);
   void end_run_of_newcomers();
   void refuse(ConnectionId connection, Code code, const std::string& reason);

@@ -181,7 +181,7 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     return return_to(id, connection, rejoin, nullptr, now);
   // A member of another master. It may return here if this master has no run of its own; this
   // master then continues that run with a higher term.
-  if (!same_run && !groups_.empty()) {
+  if (!same_run && (!groups_.empty() || !formers_.empty())) {
     if (!may_still_return(now)) return refuse(id, Code::evicted, kAnotherRun);
     return keep_former(id, connection, Returned(id, rejoin), frame.envelope, now);
   }
@@ -279,7 +279,10 @@ void Master::forget_report(ConnectionId id) {
   }
   const std::size_t ended =
       std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
-  if (options_.place.alone()) return;
+  if (options_.place.alone()) {
+    if (groups_.empty() && recoveries_.empty()) run_ = own_run_;
+    return;
+  }
   if (ended > 0) quiet_since_ = now_;
   forget_run();
 }
@@ -334,13 +337,11 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
 // Whether members of an earlier run may still come back to this restarted master, which has begun
 // another one.
 bool Master::may_still_return(Instant now) const {
-  return run_ == own_run_ && recoveries_.empty() && now - began_ < options_.reconnect_timeout;
+  return run_ == own_run_ && now - began_ < options_.reconnect_timeout;
 }
 
 // Whether a newcomer of an earlier run has to expect its members here.
-bool Master::are_on_their_way(Instant now) const {
-  return !formers_.empty() || now - began_ < quiet_time();
-}
+bool Master::are_on_their_way(Instant now) const { return now - began_ < quiet_time(); }
 
 void Master::keep_former(ConnectionId id, Connection& connection, Returned report,
                          const wire::Envelope& envelope, Instant now) {
@@ -350,36 +351,54 @@ void Master::keep_former(ConnectionId id, Connection& connection, Returned repor
     log_rarely("too many members return at the same time", now);
     return close(id);  // the member will try again
   }
+  std::erase_if(formers_, [&](const auto& item) {  // it has returned before, as add_report() has it
+    if (item.second.report.seat() != report.seat()) return false;
+    close_now(item.first);
+    return true;
+  });
   connection.recovers = true;
-  formers_.insert_or_assign(id, Former{std::move(report), envelope});
+  formers_.emplace(id, Former{std::move(report), envelope});
   settle_formers(now);
 }
 
-// Once a majority of a group's last epoch is back, that run goes on, and the run that newcomers
-// have begun here ends. A few members are no reason to end it: their run may have been ended on
-// purpose.
+// The run of which a majority of a group is back, and which has at least as many members here as
+// the one that newcomers have begun. The run does not depend on pairs.
+std::optional<std::uint64_t> Master::run_that_is_back() {
+  std::map<std::uint64_t, std::map<std::uint32_t, std::vector<Returned>>> runs;
+  for (const auto& [id, former] : formers_) {
+    if (former.report.group() < kFirstPair)
+      runs[former.envelope.run][former.report.group()].push_back(former.report);
+  }
+  const std::size_t newcomers = census().members;
+  for (const auto& [run, reports] : runs) {
+    std::size_t here = 0;
+    bool majority = false;
+    for (const auto& [group, of_group] : reports) {
+      const auto [back, all] = count_back(of_group);
+      here += back;
+      majority = majority || back * 2 > all;
+    }
+    if (majority && here >= newcomers) return run;
+  }
+  return std::nullopt;
+}
+
+// A few members are no reason to end what newcomers have begun: their own run may have been ended
+// on purpose.
 void Master::settle_formers(Instant now) {
   if (formers_.empty()) return;
-  std::map<std::pair<std::uint64_t, std::uint32_t>, std::vector<Returned>> reports;
-  for (const auto& [id, former] : formers_)
-    reports[{former.envelope.run, former.report.group()}].push_back(former.report);
-  const bool begun = std::ranges::any_of(
-      groups_, [](const auto& item) { return item.second->record().epoch > 0; });
-  const auto goes_on = std::ranges::find_if(reports, [&](const auto& item) {
-    const auto [back, all] = count_back(item.second);
-    return !begun || back * 2 > all;
-  });
-  const bool over = goes_on == reports.end();
-  if (over && may_still_return(now)) return;
-  if (!over) end_run_of_newcomers();
+  const std::optional<std::uint64_t> back = run_that_is_back();
+  const bool alone = groups_.empty();  // the newcomers have left
+  if (!back && !alone && may_still_return(now)) return;
+  if (back && !alone) end_run_of_newcomers();
   for (const auto& [id, former] : std::exchange(formers_, {})) {
     Connection* const connection = open(id);
     if (connection == nullptr) continue;
     connection->recovers = false;
-    if (over || former.envelope.run != goes_on->first.first) {
-      refuse(id, Code::evicted, kAnotherRun);
-    } else {
+    if (alone || former.envelope.run == back) {
       rejoin(id, *connection, {former.envelope, former.report.rejoin()}, now);
+    } else {
+      refuse(id, Code::evicted, kAnotherRun);
     }
   }
 }
@@ -389,8 +408,9 @@ void Master::end_run_of_newcomers() {
   log({true,
        {},
        0,
-       "members of the run that this address served before are back: it goes on, and the run that "
-       "newcomers have begun meanwhile ends"});
+       "members of the run that this address served before are back: it goes on, and what "
+       "newcomers "
+       "have begun meanwhile ends"});
   for (auto& [id, connection] : connections_) {
     if (!connection.group) continue;
     const bool entered = member(id);
@@ -401,6 +421,10 @@ void Master::end_run_of_newcomers() {
     } else {
       close_now(id);
     }
+  }
+  for (const auto& [group, recovery] : std::exchange(recoveries_, {})) {
+    for (const Returned& one : recovery.reports)
+      refuse(one.connection(), Code::evicted, kAnotherRun);
   }
   groups_.clear();
   replicas_.forget_all();

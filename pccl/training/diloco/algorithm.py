@@ -286,7 +286,7 @@ class DiLoCo(Joining):
 
         Raises:
             Drained: This peer is no member any more, and was asked to leave: see `pccl.drain`.
-            InvalidArgument: The run has other settings than this peer, which leaves it.
+            InvalidArgument: The run has other settings or data than this peer, which leaves it.
             InvalidUsage: This member was interrupted in the middle of a step and has not left.
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
         """
