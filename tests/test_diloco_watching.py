@@ -121,7 +121,7 @@ def test_other_holders_send_what_one_that_is_killed_has_not_sent(run: Run) -> No
     peers = begun(run, 3, **options)
     go(peers, 1)
     tell(peers[2:], watching.die_as_a_newcomer_asks)
-    tell(peers[:2], watching.send_after_a_loss)
+    tell(peers[:2], partial(watching.send_after_the_end_of, peers[2].pid))
     late = Peers([run.peer(member.serve)])
     tell(late, watching.small_pieces)
     make(late, 3, **options)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pccl
@@ -85,17 +86,28 @@ def die_as_a_newcomer_asks() -> None:
     Holder._answer = die  # type: ignore[method-assign]
 
 
-def send_after_a_loss() -> None:
-    """From now on: this holder sends pieces once it has seen that a member is lost."""
-    lost = threading.Event()
-    pccl.on_membership_change(lambda change: lost.set() if change.lost else None)
+def send_after_the_end_of(pid: int) -> None:
+    """From now on: this holder sends pieces once that process has been killed.
+
+    The program may learn of it later: its call may wait for the newcomer that gets these pieces.
+    """
     read = Snapshot.read
 
     def wait_and_read(self: Snapshot, first: int, length: int) -> Any:
-        lost.wait()
+        while is_running(pid):
+            threading.Event().wait(0.01)
         return read(self, first, length)
 
     Snapshot.read = wait_and_read  # type: ignore[method-assign]
+
+
+def is_running(pid: int) -> bool:
+    """False for a zombie, too: its parent may wait for it later."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(") ")[2][0] not in "ZX"
 
 
 def die_as_all_wait_for_a_newcomer() -> None:
