@@ -409,8 +409,7 @@ void Master::end_run_of_newcomers() {
        {},
        0,
        "members of the run that this address served before are back: it goes on, and what "
-       "newcomers "
-       "have begun meanwhile ends"});
+       "newcomers have begun meanwhile ends"});
   for (auto& [id, connection] : connections_) {
     if (!connection.group) continue;
     const bool entered = member(id);

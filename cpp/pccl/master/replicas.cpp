@@ -235,6 +235,8 @@ void Replicas::forget_all() {
   away_.clear();
   incomplete_.clear();
   noticed_.clear();
+  recovering_since_.reset();
+  recovering_ranks_ = 0;
 }
 
 // Evicts a lost replica. If it has members, newcomers of the same name may belong to its restart
