@@ -70,8 +70,9 @@ END
     for own in /usr/include/*-linux-gnu/"${python_headers##*/}"/pyconfig.h; do
       if grep -q multiarch "$python_headers/pyconfig.h"; then ln -sf "$own" "$include/python/"; fi
     done
-    for file in cpp/pccl/bindings/*.cpp; do echo "$file"; done | xargs -P 2 -n 1 "$tools/c++" -c \
-      -std=c++20 -O0 -fno-sanitize=all -Wall -Wextra -Wpedantic -Wconversion -Werror -o /dev/null \
+    (cd cpp/pccl/bindings && ls -- *.cpp) | xargs -P 2 -I {} "$tools/c++" -c cpp/pccl/bindings/{} \
+      -o "$build/$processor/{}.o" -std=c++20 -O0 -fno-sanitize=all \
+      -Wall -Wextra -Wpedantic -Wconversion -Werror \
       -Icpp -isystem "$include" -isystem "$include/python" -isystem "$nanobind_headers" \
       -DASIO_STANDALONE -DASIO_NO_DEPRECATED -DASIO_DISABLE_STD_ALIGNED_ALLOC -DXXH_INLINE_ALL \
       -DNB_BACKEND_MODULE=nanobind_backend -DNB_BACKEND_PYPI=nanobind-backend \
