@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pccl import _arrays, _settings, collectives, quantize
+from pccl import _arrays, _settings, collectives, frameworks, quantize
 from pccl import tree as trees
 from pccl._changes import Subscription
 from pccl.collectives import only_buffer
@@ -305,6 +305,9 @@ class Communicator(Peer):
             timeout=limit,
         )
         shared_state.revision = synced.revision
+        kept = {info.name: info._kept for info in shared_state.tensor_infos}
+        for name in synced.written:
+            frameworks.count_write(kept[name])
         synced.finish()
         return SharedStateSyncInfo(synced.tx_bytes, synced.rx_bytes)
 

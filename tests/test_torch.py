@@ -174,6 +174,19 @@ def test_backward_refuses_elements_that_a_call_has_overwritten(pair: Peers, writ
             loss.backward()  # by the chain rule it needs the old elements
 
 
+def test_a_sync_by_addresses_counts_what_it_writes(pair: Peers) -> None:
+    tensors = [torch.full((4,), float(i)) for i in range(2)]
+
+    def sync(i: int, comm: pccl.Communicator) -> None:
+        way = pccl.SharedStateSyncStrategy
+        state = pccl.SharedState([pccl.TensorInfo.from_torch(tensors[i], "w")])
+        comm.sync_shared_state(state, way.RECEIVE_ONLY if i else way.SEND_ONLY)
+
+    each(pair, sync)
+    assert torch.equal(tensors[1], torch.zeros(4))
+    assert [tensor._version for tensor in tensors] == [0, 1]
+
+
 def test_the_root_of_a_broadcast_and_a_refused_call_write_nothing(pair: Peers) -> None:
     tensors = [torch.ones(4) for _ in pair]
     each(pair, lambda i, comm: comm.broadcast(tensors[i]))
