@@ -6,9 +6,11 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import struct
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,23 @@ def test_latest_goes_by_revision_and_keep_leaves_the_newest(tmp_path: Path) -> N
     # One that goes on from an old checkpoint keeps what it writes.
     checkpoint.save(folder / "4.safetensors", {"r": 4}, revision=4, keep=1)
     assert {p.name for p in folder.iterdir()} >= {"4.safetensors", "100.safetensors"}
+
+
+def test_files_of_killed_saves_are_removed_and_those_of_others_stay(
+    tmp_path: Path, run: Run
+) -> None:
+    saving = [run.peer(partial(checkpoints.save_without_end, str(tmp_path))) for _ in range(2)]
+    folders = [tmp_path / peer.expect("saves")["folder"] for peer in saving]
+    others = tmp_path / ".cache.tmp"
+    others.mkdir()
+    for folder in (*folders, others):
+        os.utime(folder, (0, 0))
+    saving[0].signal(signal.SIGKILL)
+    saving[0].ends()
+    checkpoint.save(tmp_path / "1.safetensors", {"step": 1}, revision=1)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"1.safetensors", folders[1].name, others.name}
+    saving[1].signal(signal.SIGKILL)
 
 
 def test_a_link_to_a_file_that_is_gone_is_no_checkpoint(

@@ -13,19 +13,22 @@ Its metadata has numbers, text, None, and how to make what the reader's state la
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
 import secrets
+import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pccl import _core
+from pccl import _core, _settings
 from pccl._state import PYTHON, State, decode, dtype_of, encode
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.frameworks import Array
@@ -38,6 +41,10 @@ _FORMAT = "1"
 _REVISION = "pccl.revision"  # keys of the file's metadata
 _ENTRIES = "pccl.entries"
 _VERSION = "pccl.format"
+_UNFINISHED = ".pccl-save"  # ends the names of folders of saves
+# Seconds from which on such a folder without a lock is nobody's: some file systems that machines
+# share keep locks to one machine.
+_ABANDONED = 3600.0
 _NAMED = 3  # differences that an error names before it only counts
 
 # Dtypes that the format has. Arrays of others are stored as bytes.
@@ -69,7 +76,8 @@ def save(path: _Path, state: object, *, revision: int, keep: int | None = None) 
     """Writes `state` to a file, which is whole or not there.
 
     This holds after a power failure, and when several members save at once. One member is enough,
-    since the state is equal on all. No other member waits for it.
+    since the state is equal on all. No other member waits for it. The unfinished file of a process
+    that was killed is removed by the first save there an hour later.
 
     Args:
         path: The file to replace; best with the revision in its name. It must end in ".safetensors"
@@ -83,12 +91,14 @@ def save(path: _Path, state: object, *, revision: int, keep: int | None = None) 
         The path.
 
     Raises:
-        InvalidArgument: A leaf cannot be saved; names its path.
+        InvalidArgument: A leaf cannot be saved; names its path. Or `revision` is not from 0 to
+            2^63 - 1.
         NotSupported: safetensors is not installed.
         OSError: The file could not be written. An earlier file is unchanged.
     """
     func = "checkpoint.save"
     safetensors = _safetensors(func)
+    revision = _settings.integer(revision, "revision", func, 0, 2**63 - 1)
     if keep is not None and keep < 1:
         raise InvalidArgument.because(func, f"keep must be positive, not {keep!r}")
     entries, tensors = [], {}
@@ -109,7 +119,7 @@ def save(path: _Path, state: object, *, revision: int, keep: int | None = None) 
         )
     metadata = {
         _VERSION: _FORMAT,
-        _REVISION: str(int(revision)),
+        _REVISION: str(revision),
         _ENTRIES: json.dumps(entries, separators=(",", ":")),
     }
     target = Path(path)
@@ -263,25 +273,50 @@ def _from_json(kind: str, value: Any) -> Array:
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """A temporary file that replaces `target` at the end, or is removed."""
-    # The name is this process's own, and `latest` does not look at it.
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    with open(temporary, "xb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-    try:
+    with _own_folder(target) as folder:
+        temporary = folder / target.name
+        with open(temporary, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         yield temporary
         with open(temporary, "r+b") as file:
             os.fchmod(file.fileno(), mode & 0o777)  # safetensors may have replaced the file
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    folder = os.open(target.parent, os.O_RDONLY)
+    parent = os.open(target.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name, too, is on the disk
+        os.fsync(parent)  # the name, too, is on the disk
     finally:
-        os.close(folder)
+        os.close(parent)
+
+
+@contextmanager
+def _own_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` for one save. Removes those of saves that were killed."""
+    for folder in target.parent.glob(f".*{_UNFINISHED}"):
+        with suppress(OSError), _locked(folder):
+            if time.time() - folder.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(folder, ignore_errors=True)
+    # The name is this process's own, and `latest` does not look into it.
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_UNFINISHED}")
+    folder.mkdir()
+    try:
+        with ExitStack() as lock:
+            with suppress(OSError):  # a file system without locks: nobody removes it
+                lock.enter_context(_locked(folder))
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A lock that ends with the process, or an OSError if there is one already."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -6,11 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 
 import pccl
 from pccl import checkpoint
 from pccl.data import ElasticSampler
 from programs.peer import hear, say, start
+
+
+def save_without_end(folder: str) -> None:
+    """Stops in the middle of a save, and says where that writes."""
+
+    def stop(_: object, path: Path, __: object) -> None:
+        say(event="saves", folder=path.parent.name)
+        hear()
+
+    vars(safetensors)["serialize_file"] = stop
+    checkpoint.save(Path(folder) / "9.safetensors", {"w": np.ones(3)}, revision=9)
 
 
 def train() -> None:
