@@ -371,6 +371,8 @@ class Operation:
         """Blocks until the verdict; raises the failure. May be called again, from any thread."""
 
     def done(self) -> bool: ...
+    def contributors(self) -> int:
+        """The number of members whose arrays are in the result; 0: it failed, or is not over."""
 
 class ReduceInfo:
     world_size: int

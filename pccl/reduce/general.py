@@ -43,6 +43,7 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
         staging.arrays,
         request.sign(trees.entries_of(flat.paths, buffers)),
         names=feedback_names(flat.paths, buffers),
+        weight=1.0 if mean is None else mean.number,
         wait=wait,
         op=int(request.op if mean is None else ReduceOp.SUM),
     )

@@ -234,6 +234,7 @@ class _Pipeline:
             arrays,
             Signature(which.encode() + structure, which + description),
             names=list(map(self._feedback, parts)),
+            weight=1.0 if mean is None else mean.number,
             op=int(request.op if mean is None else ReduceOp.SUM),
         )
         info = operation.wait(None)

@@ -16,6 +16,7 @@ from pccl import tree as trees
 from pccl.errors import InvalidArgument
 from pccl.quantize import Quantize
 from pccl.reduce import weighted
+from pccl.reduce.residuals import Use
 from pccl.tree import Entry, Tree
 from pccl.types import ReduceOp
 
@@ -163,6 +164,7 @@ class Request:
         signature: Signature,
         *,
         names: Sequence[tuple[str, str]] = (),
+        weight: float = 1.0,
         wait: bool = True,
         kept: object = None,
         **collective: Unpack[Collective],
@@ -173,17 +175,21 @@ class Request:
             arrays: (send, recv, dtype code) each.
             signature: From `sign`.
             names: (path, outline) of the arrays, for error feedback.
+            weight: By which the arrays were multiplied, for error feedback.
             wait: Return, or raise, when it is finished. Calls that block pass it: Ctrl-C between
                 the start and a wait of its own would leave the other members in the operation.
             kept: Lives as long as the operation.
         """
         coding: dict[str, Any] = {}
+        engine, feedback, taken = self.joined, self.comm._residuals, None
         if self.quantize is not None:
             coding["quantize"] = quantization.codes(self.quantize)
             if self.quantize.error_feedback:
-                coding["residuals"] = self.comm._residuals.of(arrays, self.tag, names)
+                members = engine.membership()[2] if self.op is ReduceOp.AVG else 0
+                taken = feedback.take(arrays, Use(self.tag, weight, members), names)
+                coding["residuals"] = [None if one is None else one.values for one in taken]
         how: dict[str, Any] = {"op": int(self.op), "rerun": self.level == 2, **collective}
-        return self.joined.start(
+        operation = engine.start(
             arrays,
             tag=self.tag,
             level=self.level,
@@ -195,6 +201,9 @@ class Request:
             **how,
             **coding,
         )
+        if taken is not None:
+            feedback.follow(operation, taken)
+        return operation
 
 
 def make(

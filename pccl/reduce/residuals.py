@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pccl import quantize
 from pccl.frameworks import Bytes
 from pccl.types import DataType
+
+if TYPE_CHECKING:
+    from pccl import _core
 
 Key = tuple[int | None, str]
 
@@ -21,62 +24,130 @@ class Residual(NamedTuple):
     key: Key  # the calls' tag, and the array's path
     outline: str  # "float32[3,4]": an array of another outline at this path starts with nothing
     values: Bytes
+    weight: float  # this member's, by which the elements were multiplied
+    members: int  # whose elements were added up; 0: nothing is kept yet
+
+
+class Use(NamedTuple):
+    """The part of a call that residuals depend on.
+
+    Attributes:
+        tag: Of the call.
+        weight: This member's; 1 if the call has no weights.
+        members: Present when it is made, if their sum is divided; else 0.
+    """
+
+    tag: int | None
+    weight: float = 1.0
+    members: int = 0
 
 
 class Residuals:
     """The residuals of a communicator. *any thread*
 
-    Attributes:
-        kept: By tag and path. Guarded by a lock, which no blocking call holds.
+    An operation changes them when it commits, never before.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[Key, Residual] = {}
+        # Guards what follows. No blocking call holds it.
         self._lock = threading.Lock()
+        self._kept: dict[Key, Residual] = {}
+        # Operations that change a residual, and what is kept of it if they commit.
+        self._changes: dict[Key, tuple[_core.Operation, Residual]] = {}
+
+    @property
+    def kept(self) -> dict[Key, Residual]:
+        """The residuals that all operations that are over have left, by tag and path."""
+        with self._lock:
+            for key in list(self._changes):
+                self._settle(key)
+            return dict(self._kept)
 
     def clear(self) -> None:
         """Forgets all of them."""
         with self._lock:
-            self.kept.clear()
+            self._kept.clear()
+            self._changes.clear()
 
-    def of(
-        self,
-        arrays: Sequence[tuple[Any, Any, int]],
-        tag: int | None,
-        names: Sequence[tuple[str, str]],
-    ) -> list[Bytes | None]:
-        """The memory for the residual of each array; None for an array that is not quantized.
+    def take(
+        self, arrays: Sequence[tuple[Any, Any, int]], use: Use, names: Sequence[tuple[str, str]]
+    ) -> list[Residual | None]:
+        """The residual of each array, for an operation that is about to start.
 
         Args:
             arrays: (send, recv, dtype code), as the engine gets them.
-            tag: Of the call.
+            use: What the call is.
             names: (path, outline) of each array.
+
+        Returns:
+            None for an array that is not quantized, and for one whose residual another operation
+            is about to change: two of them would add the same errors.
         """
-        found: list[Bytes | None] = []
+        found: list[Residual | None] = []
         with self._lock:
             for (send, _, code), (path, outline) in zip(arrays, names, strict=False):
-                element, residual = quantize.FLOATING.get(DataType(code), (1, 0))
+                element, wide = quantize.FLOATING.get(DataType(code), (1, 0))
                 count = send.size // element
-                if residual == 0 or count < quantize.EXACT_BELOW:
+                key = (use.tag, path)
+                if wide == 0 or count < quantize.EXACT_BELOW or not self._settle(key):
                     found.append(None)
                     continue
-                key = (tag, path)
-                kept = self.kept.get(key)
+                kept = self._kept.get(key)
                 if kept is None or kept.outline != outline:
-                    kept = Residual(key, outline, np.zeros(count * residual, np.uint8))
-                    self.kept[key] = kept
-                found.append(kept.values)
+                    values = np.zeros(count * wide, np.uint8)
+                    kept = Residual(key, outline, values, use.weight, 0)
+                found.append(_fitting(kept, use, f"f{wide}"))
         return found
+
+    def follow(self, operation: _core.Operation, taken: Sequence[Residual | None]) -> None:
+        """Keeps what the operation leaves in `taken`, once it commits."""
+        with self._lock:
+            for residual in taken:
+                if residual is not None:
+                    self._changes[residual.key] = operation, residual
+                    self._settle(residual.key)
+
+    def _settle(self, key: Key) -> bool:
+        """Takes over what an operation has left. False: one is under way."""
+        if key in self._changes:
+            operation, residual = self._changes[key]
+            if not operation.done():
+                return False
+            del self._changes[key]
+            members = operation.contributors()
+            if members > 0:
+                self._kept[key] = residual._replace(members=members)
+        return True
 
     def copies(self, tag: int | None, names: Sequence[str]) -> list[Residual]:
         """The residuals at these paths now."""
-        with self._lock:
-            found = [self.kept.get((tag, name)) for name in names]
-        return [kept._replace(values=kept.values.copy()) for kept in found if kept is not None]
+        kept = self.kept
+        found = [kept.get((tag, name)) for name in names]
+        return [one._replace(values=one.values.copy()) for one in found if one is not None]
 
     def restore(self, tag: int | None, names: Sequence[str], before: Sequence[Residual]) -> None:
         """Goes back to `copies`, when results that have changed these paths do not count."""
         with self._lock:
             for name in names:
-                self.kept.pop((tag, name), None)
-            self.kept.update({kept.key: kept for kept in before})
+                self._changes.pop((tag, name), None)
+                self._kept.pop((tag, name), None)
+            self._kept.update({kept.key: kept for kept in before})
+
+
+def _fitting(kept: Residual, use: Use, kind: str) -> Residual:
+    """The residual for such a call: its own memory, or a smaller copy.
+
+    The errors are in units of the products, or of their sum. In a mean of smaller weights, or of
+    fewer members, the same errors would be a larger part of the result. The others' weights
+    are not known yet, so they are taken to change like this member's.
+    """
+    factor = 1.0
+    if use.weight < kept.weight:
+        factor *= use.weight / kept.weight
+    if use.members < kept.members and use.members > 0:
+        factor *= use.members / kept.members
+    if factor == 1.0:
+        return kept._replace(weight=use.weight)
+    values = kept.values.view(kind)
+    scaled = np.multiply(values, factor, dtype=values.dtype).view(np.uint8)
+    return kept._replace(values=scaled, weight=use.weight)

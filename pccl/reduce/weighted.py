@@ -75,6 +75,7 @@ class WeightedMean:
 
     Attributes:
         sends: What is summed over the members: the scaled arrays, then the weight and a one.
+        number: This member's weight; NaN: what was given is none.
         total: Sum of the members' weights, once the means are computed.
     """
 
@@ -84,9 +85,9 @@ class WeightedMean:
         self._func = func
         self._given = weight
         self._inputs = inputs
-        self._number = _core.as_weight(as_number(weight, func))
-        own = Buffer(np.array([self._number, 1.0]), DataType.DOUBLE)
-        self.sends = [*(_scaled(buffer, self._number) for buffer in inputs), own]
+        self.number = _core.as_weight(as_number(weight, func))
+        own = Buffer(np.array([self.number, 1.0]), DataType.DOUBLE)
+        self.sends = [*(_scaled(buffer, self.number) for buffer in inputs), own]
 
     def finish(self, sums: Sequence[Array], outs: Sequence[Array] | None) -> Sequence[Array]:
         """The means, from what the members' `sends` add up to.
@@ -118,7 +119,7 @@ class WeightedMean:
     def _unfit(self, total: float) -> str:
         if total == 0:
             return "the members' weights add up to 0"
-        if np.isnan(self._number):
+        if np.isnan(self.number):
             return f"weight= must be {_core.WEIGHTS}, not {self._given!r}"
         return f"a member's weight is not {_core.WEIGHTS}"
 

@@ -184,7 +184,8 @@ void bind_operation(nb::module_& m) {
                    [](const Info& info) { return in_seconds(info.spent.moving); });
   nb::class_<OperationHandle>(m, "Operation")
       .def("wait", &await, nb::arg("timeout").none())
-      .def("done", &OperationHandle::done);
+      .def("done", &OperationHandle::done)
+      .def("contributors", &OperationHandle::contributors);
 }
 
 }  // namespace pccl::bindings

@@ -45,6 +45,11 @@ struct OperationHandle {
   [[nodiscard]] bool done() const {
     return call == nullptr || call->done.load(std::memory_order_acquire);
   }
+  // The number of members whose arrays are in the result; 0: it failed, or is not over.
+  [[nodiscard]] std::size_t contributors() const {
+    if (call == nullptr || !done() || call->error.code != Code::ok) return 0;
+    return call->record == nullptr ? 0 : call->record->members.size();
+  }
 
   std::shared_ptr<CommunicatorHandle> comm;
   peer::CallPtr call;  // null: not started

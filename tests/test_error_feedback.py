@@ -1,0 +1,101 @@
+"""Error feedback of quantized operations: what is kept, and to which call it is added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from members import each, members
+
+import pccl
+from pccl.reduce.residuals import Residual, Use, _fitting
+
+COUNT = 5000
+INT4 = pccl.Quantize("int4", error_feedback=True)
+
+Comms = list[pccl.Communicator]
+Floats = npt.NDArray[np.float32]
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Comms]:
+    monkeypatch.setenv("PCCL_SHM", "0")  # on one host nothing is quantized
+    with members(2) as comms:
+        yield comms
+
+
+def normals(seed: int) -> list[Floats]:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(COUNT, np.float32) for _ in range(2)]
+
+
+def kept(comms: Comms) -> list[Floats]:
+    """Each member's residual, of the only array."""
+    found = []
+    for comm in comms:
+        [one] = comm._residuals.kept.values()
+        found.append(one.values.view(np.float32).copy())
+    return found
+
+
+@pytest.mark.parametrize("weights", [(512, 8), (512, None), (8, 512), (None, 0.01), (512, 0)])
+def test_errors_of_a_larger_weight_are_no_larger_in_a_smaller_one(
+    pair: Comms, weights: tuple[float | None, float | None]
+) -> None:
+    for number, weight in enumerate([weights[0]] * 3 + [weights[1]] * 2):
+        arrays = normals(number)
+        own = [1 if weight == 0 else weight, weight]  # the sum of all must not be 0
+        calls = [
+            partial(pccl.allreduce, array, "avg", weight=one, quantize=INT4)
+            for array, one in zip(arrays, own, strict=True)
+        ]
+        first, second = each(pair, lambda rank, comm, calls=calls: calls[rank](comm=comm))
+        assert (first == second).all()
+        exact = arrays[0] if weight == 0 else (arrays[0] + arrays[1]) / 2
+        assert np.abs(first - exact).max() < 1  # without feedback 0.3, with equal weights 0.5
+
+
+def test_a_call_that_fails_changes_nothing(pair: Comms) -> None:
+    arrays = normals(0)
+    each(pair, lambda i, comm: pccl.allreduce(arrays[i], quantize=INT4, comm=comm))
+    before = kept(pair)
+
+    def differ(i: int, comm: pccl.Communicator) -> Any:
+        return pccl.allreduce(arrays[i][: 100 if i else COUNT], quantize=INT4, comm=comm)
+
+    assert [type(error) for error in each(pair, differ)] == [pccl.MismatchedCall] * 2
+    assert np.array_equal(kept(pair), before)
+
+
+def test_two_operations_at_once_do_not_add_the_same_errors(pair: Comms) -> None:
+    arrays, nothing = normals(0), np.zeros(COUNT, np.float32)
+    each(pair, lambda i, comm: pccl.allreduce(arrays[i], quantize=INT4, comm=comm))
+    before = sum(kept(pair))
+
+    def two(_: int, comm: pccl.Communicator) -> Any:
+        works = [pccl.allreduce_async(nothing, quantize=INT4, comm=comm) for _ in range(2)]
+        return [work.wait() for work in works]
+
+    returned = sum(each(pair, two)[0])
+    np.testing.assert_allclose(returned + sum(kept(pair)), before, atol=1e-5)
+
+
+def test_errors_shrink_with_the_members_of_a_mean() -> None:
+    left = Residual((None, ""), "float32[3]", np.ones(3, np.float32).view(np.uint8), 2.0, 100)
+    for use, factor in [
+        (Use(None, 2.0, 100), 1),
+        (Use(None, 2.0, 2), 0.02),
+        (Use(None, 2.0, 200), 1),
+        (Use(None, 0.5, 50), 0.125),
+        (Use(None, 2.0), 1),  # a sum: not divided
+        (Use(None, 0.0, 100), 0),
+        (Use(None, float("nan"), 100), 1),
+    ]:
+        fitting = _fitting(left, use, "f4")
+        assert (fitting.values.view(np.float32) == np.float32(factor)).all(), use
+        assert (fitting.values is left.values) == (factor == 1)
+    assert (left.values.view(np.float32) == 1).all()
