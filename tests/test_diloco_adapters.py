@@ -63,6 +63,21 @@ def test_an_outer_sgd_of_torch_does_what_ours_does() -> None:
             assert np.allclose(array, tensor.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_outer_sgd_computes_alike_whatever_kind_of_numbers_it_gets(dtype: Any) -> None:
+    ends = set()
+    for lr, momentum in [(0.7, 0.9), (np.float64(0.7), np.float64(0.9))]:
+        random = np.random.default_rng(0)
+        parameters = [random.standard_normal(shape).astype(dtype) for shape in ((), (500,))]
+        sgd = diloco.SGD(parameters, lr, momentum)
+        for _ in range(5):
+            sgd.step(
+                parameters, [random.standard_normal(p.shape).astype(dtype) for p in parameters]
+            )
+        ends.add(b"".join(array.tobytes() for array in parameters))
+    assert len(ends) == 1
+
+
 @pytest.mark.env(JAX_PLATFORMS="cpu")
 def test_jax_parameters_are_replaced_and_a_newcomer_gets_the_runs(run: Run) -> None:
     pytest.importorskip("jax")

@@ -265,13 +265,16 @@ def test_a_rank_of_a_replica_does_not_come_back_alone_as_it_joins(run: Run) -> N
     assert peers[1].expect("told")["advice"] == "rejoin"
 
 
+@pytest.mark.parametrize("where", ["_look", "_reduce", "_announce"])  # at first, where all meet ...
 @pytest.mark.parametrize("rejoin", [None, "start"])
-def test_a_member_interrupted_in_a_step_has_to_leave_first(run: Run, rejoin: str | None) -> None:
+def test_a_member_interrupted_in_a_step_has_to_leave_first(
+    run: Run, rejoin: str | None, where: str
+) -> None:
     peers = Peers(run.peers(2, member.serve))
     make(peers, sync_every=3, rejoin=rejoin)
     made(peers)
     go(peers, 1)
-    tell(peers[:1], member.be_interrupted_in_a_step)
+    tell(peers[:1], partial(member.be_interrupted_in_a_step, where))
     tell(peers[1:], member.forget_info)
     tell(peers[1:], partial(member.go, 2, until=2))
     if rejoin is None:

@@ -134,13 +134,20 @@ def test_other_holders_send_what_one_that_is_killed_has_not_sent(run: Run) -> No
     shown([*peers[:2], *late])
 
 
-@pytest.mark.parametrize("stuck", ["no line", "too late"])
+NO_THREADS = {"holders have no threads": "pccl snapshot", "it has no threads": "pccl fetch"}
+
+
+@pytest.mark.parametrize("stuck", ["no line", "too late", *NO_THREADS])
 def test_the_members_wait_for_a_newcomer_that_does_not_get_the_state(run: Run, stuck: str) -> None:
     options = BEHIND | {"sync_every": 4, "mode": "async"}
     peers = begun(run, 2, **options)
     go(peers, 2, inner=False)
     late = Peers([run.peer(member.serve)])
-    if stuck == "no line":
+    if stuck in NO_THREADS:
+        without = late if stuck == "it has no threads" else peers
+        tell(without, partial(watching.start_no_threads, NO_THREADS[stuck]))
+        make(late, 2, **options)
+    elif stuck == "no line":
         tell(late, partial(watching.make_without_lines, 2, **options))
     else:
         tell(late, partial(watching.make_late, 2, 1000, most=2, **options))

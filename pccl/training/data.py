@@ -516,7 +516,7 @@ class ElasticSampler:
             for rank, peer in enumerate(take.peers):
                 done = take.size(rank) if peer in contributors else 0
                 if take.block and taken is not None:
-                    done = min(done, taken.get(peer, 0))
+                    done = min(done, int(taken.get(peer, 0)))
                 self.committed += done
                 back += take.part(rank, done)
         self._returned = _merged(sorted(back))

@@ -374,9 +374,9 @@ def _come_back_after_an_interrupt(join: Callable[[], object], until: int) -> Non
     go(2, until=until)
 
 
-def be_interrupted_in_a_step() -> None:
-    """Is interrupted where the other member waits for it, and comes back."""
-    _is_interrupted(partial(go, 1))
+def be_interrupted_in_a_step(where: str) -> None:
+    """Is interrupted where it calls this method, and comes back."""
+    _is_interrupted(partial(go, 1), where)
     _come_back_after_an_interrupt(diloco.join, 2)
 
 

@@ -54,6 +54,18 @@ def make_without_lines(own_number: int, **options: Any) -> None:
     member.make(own_number, **options)
 
 
+def start_no_threads(name: str) -> None:
+    """From now on: the system has no thread for those of this name."""
+    start = threading.Thread.start
+
+    def start_or_fail(self: threading.Thread) -> None:
+        if self.name == name:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    threading.Thread.start = start_or_fail  # type: ignore[method-assign]
+
+
 def make_or_fail(
     own_number: int, rounds: int = 0, *, sampled: bool = False, **options: Any
 ) -> None:

@@ -174,8 +174,10 @@ class DiLoCo(Joining):
         if made is None:
             # Error feedback plays the role of momentum in SparseLoCo.
             usual = (0.7, 0.9) if plan.sparse is None else (1.0, 0.0)
-            lr = usual[0] if options.outer_lr is None else options.outer_lr
+            # As floats, which print alike on all members whatever kind of number was given.
+            lr = float(usual[0] if options.outer_lr is None else options.outer_lr)
             momentum = usual[1] if options.outer_momentum is None else options.outer_momentum
+            momentum = float(momentum)
             nesterov = options.nesterov
             self._settings += f", lr={lr}, momentum={momentum}, nesterov={nesterov}"
 
@@ -377,30 +379,24 @@ class DiLoCo(Joining):
             raise refused("tokens was passed to some steps of this round, and not to others")
         if not self._pinned:
             self._pin()
-        self._steps += 1
-        for seen in self._seen:
-            seen.steps += 1
-            seen.tokens += tokens or 0.0
-            seen.counted = seen.counted or tokens is not None
-        if self._plan.round_seconds is None:
-            self._clock.step()
-        else:
-            self._count_in_time()
-        self._look()
-        try:
-            with self._attempt(), self._progress.calling(self._steps):
-                self._advance()
-        except PCCLError as error:
-            if error.advice != "rejoin" or not self._comes_back:
-                raise
-            self._come_back()
-        ended = self._steps % self._plan.sync_every == 0
-        if ended:
-            self._clock.begin()
-            # Not in `admit`, which comes before this round's contribution.
-            if not self.observers or self._may_leave:
-                api.leave_if_asked(self._comm, FUNC)
-        self._announce()
+        # Until the end the others go on with this step, wherever this member is interrupted.
+        with self._attempt():
+            self._count(tokens)
+            self._look()
+            try:
+                with self._progress.calling(self._steps):
+                    self._advance()
+            except PCCLError as error:
+                if error.advice != "rejoin" or not self._comes_back:
+                    raise
+                self._come_back()
+            ended = self._steps % self._plan.sync_every == 0
+            if ended:
+                self._clock.begin()
+                # Not in `admit`, which comes before this round's contribution.
+                if not self.observers or self._may_leave:
+                    api.leave_if_asked(self._comm, FUNC)
+            self._announce()
         return ended
 
     def finish(self) -> None:
@@ -408,7 +404,9 @@ class DiLoCo(Joining):
 
         For the end of training, or before an evaluation that needs the same model on all members.
         The model loses what it has learned since its last reduction, and with `data` the examples
-        of that are given back.
+        of that are given back. In the middle of a run call it before the first step of a round: a
+        newcomer whose constructor has just returned can do the same, and never directly after a
+        `step`, which it has not made.
 
         Raises:
             InvalidUsage: Not joined.
@@ -558,6 +556,18 @@ class DiLoCo(Joining):
     def _most_steps(self) -> int:
         """Steps for which data is reserved in a round; 0: all members make as many."""
         return 0 if self._plan.round_seconds is None else self._plan.sync_every
+
+    def _count(self, tokens: float | None) -> None:
+        """Counts the step that the model has made."""
+        self._steps += 1
+        for seen in self._seen:
+            seen.steps += 1
+            seen.tokens += tokens or 0.0
+            seen.counted = seen.counted or tokens is not None
+        if self._plan.round_seconds is None:
+            self._clock.step()
+        else:
+            self._count_in_time()
 
     def _count_in_time(self) -> None:
         """Goes to where the next reduction begins, if the time for that has come."""

@@ -46,8 +46,9 @@ class SGD:
         momentum: float = 0.9,
         nesterov: bool = True,
     ) -> None:
-        self.lr = lr
-        self.momentum = momentum
+        # NumPy's scalars would widen float32.
+        self.lr = float(lr)
+        self.momentum = float(momentum)
         self.nesterov = nesterov
         self._velocities = [np.zeros_like(array) for array in parameters] if momentum else []
 
@@ -60,16 +61,17 @@ class SGD:
 
         Overwrites `gradients`.
         """
-        # Python floats do not widen float32, and every operation rounds once, so all machines
-        # compute the same bytes.
+        # In the dtype of the parameters, and every operation rounds once, so all machines compute
+        # the same bytes. A Python float would widen float32 of shape () in NumPy 1.
         for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            lr, momentum = map(parameter.dtype.type, (self.lr, self.momentum))
             if self.momentum:
                 velocity = self._velocities[index]
-                np.multiply(velocity, self.momentum, out=velocity)
+                np.multiply(velocity, momentum, out=velocity)
                 np.add(velocity, gradient, out=velocity)
                 if self.nesterov:
-                    np.add(gradient, velocity * self.momentum, out=gradient)
+                    np.add(gradient, velocity * momentum, out=gradient)
                 else:
                     gradient = velocity.copy()
-            np.multiply(gradient, self.lr, out=gradient)
+            np.multiply(gradient, lr, out=gradient)
             np.subtract(parameter, gradient, out=parameter)

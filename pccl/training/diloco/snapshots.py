@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -39,6 +39,7 @@ _ASK_SECONDS = 0.5  # after which a holder answers although nothing is new
 _SHARE, _SHARE_BESIDE = 0.8, 0.25
 _MOST_REST = 5.0  # seconds; the engine warns of a call that waits for longer than ten
 _LITTLE = 64 << 10  # bytes that a holder sends after it has waited in a step for so long
+_DECLINE_SECONDS = 5.0  # that a holder which has no thread waits for the newcomer, to decline
 _MOST_MANIFEST = 64 << 20  # bytes
 
 _log = logging.getLogger(__name__)
@@ -121,7 +122,13 @@ class Holder:
         self._thread = threading.Thread(
             target=self._run, args=(snapshot,), name="pccl snapshot", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has no thread left: others may send it
+            _log.warning("a newcomer gets nothing of the state from here: %s", error)
+            with suppress(PCCLError):
+                line.join(_DECLINE_SECONDS)  # so that it learns of the end, and asks others
+            line.close()
 
     @property
     def over(self) -> bool:
@@ -190,7 +197,16 @@ class Fetch:
         self._left: deque[tuple[int, int]] = deque()  # pieces that are not asked for
         self._missing = -1  # bytes; -1: not known yet
         for line in lines:
-            threading.Thread(target=self._run, args=(line,), name="pccl fetch", daemon=True).start()
+            thread = threading.Thread(
+                target=self._run, args=(line,), name="pccl fetch", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no thread left
+                _log.warning("a holder of the state is not asked: %s", error)
+                line.close()
+                with self._changed:
+                    self._open -= 1
 
     @property
     def complete(self) -> bool:
