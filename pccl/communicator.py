@@ -518,7 +518,8 @@ class Communicator(Peer):
                 running.popleft()
         except PCCLError:
             for handle in running:  # the caller's memory is in use until they are over
-                handle.wait()
+                with suppress(PCCLError):
+                    handle._finish(deadline.left())
             raise
         except BaseException:  # Ctrl-C: the others are given up, too, for all members
             for handle in running:

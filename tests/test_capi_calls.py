@@ -202,6 +202,14 @@ def test_pccl_timeout_bounds_a_call(run: Run) -> None:
     ok(first, second)
 
 
+def test_pccl_timeout_bounds_a_call_of_many_reductions(run: Run) -> None:
+    first, second = c_peers(run, 2, calls.time_out_of_many, PCCL_TIMEOUT="0.5")
+    seconds = first.expect("timed out")["seconds"]
+    assert seconds < 2, "each of eight reductions had the whole time"
+    second.tell("go")
+    ok(first, second)
+
+
 def test_a_list_of_masters_may_have_names(library: Path) -> None:
     with masters(PCCL_C_LIBRARY=str(library), PCCL_SHM="0") as run:
         names = run.address.replace("127.0.0.1", "localhost")

@@ -5,11 +5,13 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "pccl/base/clock.h"
 #include "pccl/base/dtype.h"
 #include "pccl/capi/communicator.h"
 
@@ -117,7 +119,9 @@ pcclReduceInfo_t info_of(const peer::Call& call) {
 class Batch {
  public:
   Batch(Connection& connection, const node::Limit& limit, std::size_t most)
-      : connection_(connection), limit_(limit), most_(most) {}
+      : connection_(connection), limit_(limit), most_(most) {
+    if (limit.timeout) deadline_ = clock_now() + *limit.timeout;
+  }
   // Waits for all, even after an exception: they use the caller's memory.
   ~Batch() {
     while (!running_.empty()) {
@@ -134,7 +138,7 @@ class Batch {
   bool start(peer::OperationRequest request) {
     while (running_.size() >= most_) finish();
     if (!status_) return false;
-    Result<peer::CallPtr> call = connection_.peer.start(std::move(request), limit_);
+    Result<peer::CallPtr> call = connection_.peer.start(std::move(request), left());
     if (call) {
       running_.push_back(std::move(*call));
     } else {
@@ -150,10 +154,15 @@ class Batch {
   }
 
  private:
+  // The limit of all, from now on.
+  [[nodiscard]] node::Limit left() const {
+    if (!deadline_) return limit_;
+    return {std::max(Duration::zero(), *deadline_ - clock_now()), limit_.interrupted};
+  }
   void finish() {
     const peer::CallPtr call = std::move(running_.front());
     running_.pop_front();
-    const Status status = connection_.peer.wait(call, limit_);
+    const Status status = connection_.peer.wait(call, left());
     if (!status && status_) status_ = status;
     if (!status) return;
     pcclReduceInfo_t info = info_of(*call);
@@ -164,6 +173,7 @@ class Batch {
 
   Connection& connection_;
   const node::Limit& limit_;
+  std::optional<Instant> deadline_;
   const std::size_t most_;
   std::deque<peer::CallPtr> running_;
   Status status_;

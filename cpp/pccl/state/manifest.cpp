@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -15,6 +16,8 @@ namespace {
 
 // Chunks that a thread hashes before it checks whether to stop.
 constexpr std::uint64_t kBatch = 8;
+// Pairs of entries to look at before it checks whether to stop.
+constexpr std::size_t kLooks = 1 << 16;
 // All entries must fit into one control message (wire::kMaxPayload).
 constexpr std::size_t kMaxDescription = 15 << 20;
 constexpr std::size_t kEntryOverhead = 64;
@@ -107,7 +110,8 @@ std::string describe(const wire::StateEntry& entry) {
   return text + "]";
 }
 
-std::string find_ties(std::vector<LocalEntry>& entries) {
+std::optional<std::string> find_ties(std::vector<LocalEntry>& entries,
+                                     const std::function<bool()>& stop) {
   // The first entry by name for each memory, kind and looseness.
   std::map<std::tuple<const Memory&, const std::string&, bool>, const LocalEntry*> known;
   std::vector<const LocalEntry*> apart;
@@ -128,11 +132,13 @@ std::string find_ties(std::vector<LocalEntry>& entries) {
   std::sort(apart.begin(), apart.end(),
             [&](const LocalEntry* a, const LocalEntry* b) { return begin(a) < begin(b); });
   std::vector<const LocalEntry*> open;  // entries that may extend into the next ones
+  std::size_t looks = 0;  // at pairs: their number is quadratic if all entries are interleaved
   for (const LocalEntry* entry : apart) {
     std::erase_if(open, [&](const LocalEntry* before) {
       return span_of(before->memory).second <= begin(entry);
     });
     for (const LocalEntry* before : open) {
+      if (++looks % kLooks == 0 && stop && stop()) return std::nullopt;
       if (!before->memory.written && !entry->memory.written) continue;
       if (!overlap(before->memory, entry->memory)) continue;
       const auto& [first, second] = std::minmax(before->what.name, entry->what.name);
@@ -141,7 +147,7 @@ std::string find_ties(std::vector<LocalEntry>& entries) {
     }
     open.push_back(entry);
   }
-  return {};
+  return std::string();
 }
 
 Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsigned threads,
@@ -163,7 +169,9 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
   }
   auto state = std::make_shared<LocalState>();
   state->entries = std::move(entries);
-  state->flaw = find_ties(state->entries);
+  std::optional<std::string> flaw = find_ties(state->entries, stop);
+  if (!flaw) return Error{Code::interrupted, "interrupted"};
+  state->flaw = std::move(*flaw);
   if (!state->flaw.empty()) return state;
   for (const LocalEntry& entry : state->entries) described += entry.what.tie.size();
   if (described > kMaxDescription)

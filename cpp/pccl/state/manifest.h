@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -80,8 +81,9 @@ class ChunkIndex {
 
 // Fills the ties of entries that are the same memory. Returns why the state cannot be shared: two
 // entries overlap in another way, and one of them is written. Empty: it can be shared. REQUIRES:
-// sorted by name.
-[[nodiscard]] std::string find_ties(std::vector<LocalEntry>& entries);
+// sorted by name. Polls `stop`; nullopt: it was true.
+[[nodiscard]] std::optional<std::string> find_ties(std::vector<LocalEntry>& entries,
+                                                   const std::function<bool()>& stop);
 
 // The hashes of a vote. `loose`: hashes the loose entries, otherwise the others. REQUIRES:
 // `content` is set.
