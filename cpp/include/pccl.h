@@ -347,7 +347,7 @@ typedef enum pcclSharedStateSyncStrategy_t {
 
 /* One entry of a state. */
 typedef struct pcclTensorInfo_t {
-  const char* name; /* up to 1024 bytes, different for each entry */
+  const char* name; /* UTF-8, up to 1024 bytes, different for each entry */
   void* data;       /* any alignment; NULL only with count 0 */
   size_t count;     /* elements */
   pcclDataType_t datatype;

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from ctypes import byref, c_int, c_size_t, c_void_p
 from typing import Any
 
@@ -166,6 +167,7 @@ def make_calls_with_wrong_arguments(number: int) -> None:
 
     wrong = [
         ({"name": None}, "name is NULL"),
+        ({"name": b"a\xff"}, "not UTF-8"),
         ({"data": None}, "x: data is NULL"),
         ({"datatype": 17}, "x: no such datatype"),
         ({"count": 2**62}, "x: count is too large"),
@@ -605,6 +607,22 @@ def time_out(number: int) -> None:
     assert (x == 1).all()
     say(event="timed out")
     assert peer.reduce(x, x).local_world_size == 2
+    say(event="ok")
+
+
+def time_out_of_many(number: int) -> None:
+    """The first member makes one call of eight reductions; the second one makes none."""
+    peer = connect()
+    peer.gather(2)
+    if number == 0:
+        arrays = np.ones((8, 10))
+        began = time.monotonic()
+        with fails("RankConnectionLost", "deadline"):
+            peer.reduce_all([(x, x) for x in arrays], most=8)
+        assert (arrays == 1).all()
+        say(event="timed out", seconds=time.monotonic() - began)
+    else:
+        hear()
     say(event="ok")
 
 

@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "pccl/base/utf8.h"
+
 namespace pccl {
 namespace {
 
@@ -51,27 +53,10 @@ std::string utc(std::int64_t milliseconds) {
   return {text.data(), static_cast<std::size_t>(std::max(size, 0))};
 }
 
-// The length of the UTF-8 sequence at the start of `text`; 0: there is none.
-std::size_t sequence(std::string_view text) {
-  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = at(0);
-  const std::size_t size = first < 0x80                     ? 1
-                           : first >= 0xc2 && first <= 0xdf ? 2
-                           : first >= 0xe0 && first <= 0xef ? 3
-                           : first >= 0xf0 && first <= 0xf4 ? 4
-                                                            : 0;
-  if (size == 0 || size > text.size()) return 0;
-  for (std::size_t i = 1; i < size; ++i)
-    if ((at(i) & 0xc0) != 0x80) return 0;
-  if ((first == 0xe0 && at(1) < 0xa0) || (first == 0xf0 && at(1) < 0x90)) return 0;  // overlong
-  if ((first == 0xed && at(1) > 0x9f) || (first == 0xf4 && at(1) > 0x8f)) return 0;  // no character
-  return size;
-}
-
 // Appends the inside of a JSON string. Once the line would have more than `most` bytes: "...".
 void append_json(std::string& line, std::string_view text, std::size_t most) {
   while (!text.empty()) {
-    const std::size_t size = sequence(text);
+    const std::size_t size = utf8_character(text);
     std::string character(size == 0 ? "\xef\xbf\xbd" : text.substr(0, size));
     if (is_control(character[0])) character = " ";
     if (character == "\"" || character == "\\") character.insert(0, "\\");

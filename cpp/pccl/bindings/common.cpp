@@ -7,11 +7,25 @@
 
 namespace pccl::bindings {
 
+nb::object text(const std::string& bytes) {
+  nb::object made = nb::steal(
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
+  if (!made.is_valid()) throw nb::python_error();  // no memory
+  return made;
+}
+
+nb::list texts(const std::vector<std::string>& list) {
+  nb::list made;
+  for (const std::string& bytes : list) made.append(text(bytes));
+  return made;
+}
+
 void raise(const Error& error, CallKind kind, const char* function) {
   const nb::object make = nb::module_::import_("pccl.errors").attr("from_engine");
-  const nb::object exception = call(
-      make, static_cast<int>(error.code), static_cast<int>(result_of(error.code, kind)), function,
-      error.reason, error.peer.empty() ? std::string() : error.peer.hex(), error.waiting);
+  const nb::object exception =
+      call(make, static_cast<int>(error.code), static_cast<int>(result_of(error.code, kind)),
+           function, text(error.reason), error.peer.empty() ? std::string() : error.peer.hex(),
+           text(error.waiting));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw nb::python_error();
 }

@@ -26,6 +26,10 @@ namespace pccl::bindings {
 
 using Seconds = std::optional<double>;
 
+// A str of bytes that come from a peer and need not be UTF-8. REQUIRES: the GIL.
+[[nodiscard]] nb::object text(const std::string& bytes);
+[[nodiscard]] nb::list texts(const std::vector<std::string>& list);
+
 // Raises the exception that pccl.errors makes of an error. REQUIRES: the GIL.
 [[noreturn]] void raise(const Error& error, CallKind kind, const char* function);
 // Raises InvalidArgument. REQUIRES: the GIL.

@@ -54,16 +54,16 @@ namespace {
 nb::list departures_of(const node::Statistics& known) {
   nb::list gone;
   for (const wire::Departure& departure : known.departures)
-    gone.append(nb::make_tuple(departure.id.hex(), departure.reason, departure.name));
+    gone.append(nb::make_tuple(departure.id.hex(), text(departure.reason), text(departure.name)));
   return gone;
 }
 
-// Returns the function's result. An exception of it goes to sys.unraisablehook; the result is then
-// invalid.
-template <class... Values>
-nb::object call_or_report(nb::handle function, const Values&... values) {
+// Returns the result of `make`, which calls the function. An exception goes to sys.unraisablehook;
+// the result is then invalid.
+template <class Make>
+nb::object call_or_report(nb::handle function, const Make& make) {
   try {
-    return call(function, values...);
+    return make();
   } catch (nb::python_error& error) {
     error.restore();
   }
@@ -90,11 +90,13 @@ void CommunicatorHandle::tell_changes() {
   for (const wire::Member& member : record->members)
     names.push_back(wire::shown_name(record->members, member.id));
   const nb::object tell = on_change.get();  // a callback may set another one
-  const Held callbacks(call_or_report(tell, record->epoch, rank, ids_of(record), names,
-                                      departures_of(*known.second)));
+  const Held callbacks(call_or_report(tell, [&] {
+    return call(tell, record->epoch, rank, ids_of(record), texts(names),
+                departures_of(*known.second));
+  }));
   if (!callbacks.get().is_valid()) return;
   for (const nb::handle callback : nb::cast<nb::list>(callbacks.get()))
-    const Held dropped(call_or_report(callback));
+    const Held dropped(call_or_report(callback, [&] { return call(callback); }));
 }
 
 std::vector<std::string> ids_of(const peer::Record& record) {
@@ -166,7 +168,7 @@ node::View view_of(const CommunicatorHandle& comm, const char* function) {
 // (epoch, own rank, members, their ids, group, their replicas)
 nb::tuple membership(const CommunicatorHandle& comm) {
   const node::View view = view_of(comm, "membership");
-  std::vector<std::string> replicas;
+  nb::list replicas;
   int rank = -1;
   std::uint64_t epoch = 0;
   if (view.record != nullptr) {
@@ -174,7 +176,7 @@ nb::tuple membership(const CommunicatorHandle& comm) {
     const auto& members = view.record->members;
     for (std::size_t i = 0; i < members.size(); ++i) {
       if (members[i].id == comm.engine->id()) rank = static_cast<int>(i);
-      if (!members[i].replica.empty()) replicas.push_back(members[i].replica);
+      if (!members[i].replica.empty()) replicas.append(text(members[i].replica));
     }
   }
   const std::vector<std::string> ids = ids_of(view.record);

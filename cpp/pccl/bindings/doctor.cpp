@@ -14,7 +14,8 @@ namespace {
 constexpr std::array<const char*, 4> kReached = {"not tried", "yes", "no", "busy"};
 
 nb::tuple to_tuple(const wire::Attempt& attempt) {
-  return nb::make_tuple(attempt.peer.hex(), name_of(attempt.reached, kReached), attempt.reason);
+  return nb::make_tuple(attempt.peer.hex(), name_of(attempt.reached, kReached),
+                        text(attempt.reason));
 }
 
 nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t port,
@@ -32,9 +33,10 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
   for (const wire::Attempt& attempt : found.findings.attempts) attempts.append(to_tuple(attempt));
   nb::list contacts;
   for (const node::Contact& contact : found.contacts)
-    contacts.append(nb::make_tuple(contact.peer.hex(), contact.address, contact.reason));
+    contacts.append(
+        nb::make_tuple(contact.peer.hex(), text(contact.address), text(contact.reason)));
   nb::dict result;
-  result["failure"] = found.failure;
+  result["failure"] = text(found.failure);
   result["encrypted"] = static_cast<bool>(secret);
   result["address"] = found.address;
   result["round_trip"] = in_seconds(found.round_trip);
@@ -42,8 +44,8 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
   result["port_failure"] = found.port_failure;
   result["asked"] = found.asked;
   result["untested"] = found.untested;
-  result["software"] = found.findings.software;
-  result["seen"] = found.findings.seen;
+  result["software"] = text(found.findings.software);
+  result["seen"] = text(found.findings.seen);
   result["master_reached_us"] = to_tuple(found.findings.attempt);
   result["members_reached_us"] = attempts;
   result["we_reached_members"] = contacts;

@@ -14,12 +14,6 @@
 namespace pccl::bindings {
 namespace {
 
-// Texts come from peers, and need not be UTF-8.
-nb::object text(const std::string& bytes) {
-  return nb::steal(
-      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
-}
-
 double seconds(std::uint64_t ms) { return static_cast<double>(ms) / 1000; }
 
 template <class Item>
@@ -65,15 +59,13 @@ nb::dict dict_of(const wire::MemberStatus& member) {
 }
 
 nb::dict dict_of(const wire::NewcomerStatus& newcomer) {
-  nb::list without;
-  for (const std::string& name : newcomer.without) without.append(text(name));
   nb::dict dict;
   dict["name"] = text(newcomer.name);
   dict["id"] = newcomer.id.hex();
   dict["address"] = text(newcomer.address);
   dict["seconds"] = seconds(newcomer.joined_ms);
   dict["state"] = name_of(newcomer.state, std::array{"joined", "asks", "connects", "ready"});
-  dict["without"] = without;
+  dict["without"] = texts(newcomer.without);
   return dict;
 }
 

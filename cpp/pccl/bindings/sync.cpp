@@ -111,8 +111,9 @@ std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given
     signals.run([&] {
       nb::list listed;
       for (const wire::StateEntry& what : offered) {
-        listed.append(nb::make_tuple(what.name, what.kind, nb::tuple(nb::cast(what.shape)),
-                                     what.containers, what.bytes));
+        listed.append(nb::make_tuple(text(what.name), text(what.kind),
+                                     nb::tuple(nb::cast(what.shape)), text(what.containers),
+                                     what.bytes));
       }
       const nb::object reason = call_with(check, listed);
       answer.emplace(Error{Code::ok, {}});
@@ -142,11 +143,11 @@ std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given
   for (state::Update::Replacement& replacement : update.replacements) {
     const wire::StateEntry& what = replacement.what;
     result->replaced.append(nb::make_tuple(
-        what.name, what.kind, nb::tuple(nb::cast(what.shape)), what.containers,
+        text(what.name), text(what.kind), nb::tuple(nb::cast(what.shape)), text(what.containers),
         to_array(std::move(replacement.bytes), static_cast<std::size_t>(what.bytes))));
   }
   for (const wire::Divergence& found : update.decision.diverged)
-    result->diverged.append(nb::make_tuple(found.peer.hex(), nb::cast(found.names)));
+    result->diverged.append(nb::make_tuple(found.peer.hex(), texts(found.names)));
   result->interrupt = std::move(signals);
   result->engine = comm.engine;
   return result;
@@ -159,7 +160,7 @@ std::pair<std::vector<std::pair<std::string, std::string>>, std::optional<std::s
   std::vector<state::LocalEntry> entries = take_entries(given, kept);
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.what.name < b.what.name; });
-  std::string flaw = state::find_ties(entries);
+  std::string flaw = state::find_ties(entries, {}).value_or("");
   std::vector<std::pair<std::string, std::string>> ties;
   for (const state::LocalEntry& entry : entries) {
     if (!entry.what.tie.empty()) ties.emplace_back(entry.what.name, entry.what.tie);

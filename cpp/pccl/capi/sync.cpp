@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "pccl/base/dtype.h"
+#include "pccl/base/utf8.h"
 #include "pccl/capi/communicator.h"
 
 namespace pccl::capi {
@@ -21,6 +22,7 @@ static_assert(PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY ==
 Result<state::LocalEntry> entry_from(const pcclTensorInfo_t& info) {
   if (info.name == nullptr) return refuse("an entry's name is NULL").error();
   const std::string name = info.name;
+  if (!is_utf8(name)) return refuse("the name of an entry is not UTF-8").error();
   const auto wrong = [&](const char* what) { return refuse(name + ": " + what).error(); };
   const auto type = static_cast<int>(info.datatype);
   if (type < 0 || type >= kDataTypeCount) return wrong("no such datatype");

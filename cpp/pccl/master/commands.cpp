@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "pccl/base/text.h"
+#include "pccl/base/utf8.h"
 #include "pccl/master/master.h"
 
 namespace pccl::master {
@@ -32,7 +33,7 @@ wire::CommandResult Master::carry_out(const wire::Command& command, Instant now)
       found.push_back({number, id, std::move(named)});
     elsewhere = elsewhere || (number < kFirstPair && !found.empty());
   }
-  const std::string name = command.name.substr(0, kShownText);
+  const std::string name = shortened(command.name, kShownText);
   if (found.empty()) return {false, "no peer of this run has the name or id \"" + name + "\""};
   if (found.size() > 1) {
     std::string names;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/utf8.h"
 #include "pccl/base/version.h"
 #include "pccl/master/master.h"
 #include "pccl/wire/address.h"
@@ -88,7 +89,7 @@ void Master::on_tried(const PeerId& peer, const wire::Tried& tried, Instant now)
   for (wire::Attempt& attempt : it->second.findings.attempts) {
     if (attempt.peer != peer || attempt.reached != wire::Reached::not_tried) continue;
     attempt.reached = tried.reached ? wire::Reached::yes : wire::Reached::no;
-    attempt.reason = tried.reason.substr(0, 200);
+    attempt.reason = shortened(tried.reason, 200);
   }
   answer_questions(now);
 }

@@ -5,6 +5,7 @@
 
 #include "pccl/base/name.h"
 #include "pccl/base/text.h"
+#include "pccl/base/utf8.h"
 
 namespace pccl::master {
 namespace {
@@ -67,7 +68,7 @@ bool Newcomers::add(ConnectionId connection, const wire::Join& join, const PeerI
   peer.connection = connection;
   peer.heard = now;
   peer.since = now;
-  peer.software = join.software.substr(0, kShortText);
+  peer.software = shortened(join.software, kShortText);
   peer.member.min_peers = std::max(1U, join.min_peers);
   peer.order = join.order;
   peer.waiting = join.waiting && !(join.start_only && started);

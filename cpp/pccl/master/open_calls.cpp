@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "pccl/base/utf8.h"
+
 namespace pccl::master {
 namespace {
 
@@ -109,8 +111,7 @@ void OpenCalls::enter(const PeerId& from, const wire::OpState& state, bool curre
   OpenOperation::Entry entry{state.signature, state.attempt, current,
                              current && state.phase == wire::OpPhase::done};
   if (operations_.size() > limits_.many_open_calls && entry.signature.text.size() > kShortText) {
-    entry.signature.text.resize(kShortText);
-    entry.signature.text.shrink_to_fit();
+    entry.signature.text = shortened(entry.signature.text, kShortText);
   }
   operation.enter(from, std::move(entry));
   if (!operation.met && operation.entries().size() == members) operation.met = now;
@@ -224,7 +225,7 @@ std::string OpenCalls::described(const wire::CallKey& key) const {
   const auto found = operation == nullptr ? operations_.end() : operations_.find(*operation);
   if (found == operations_.end() || found->second.entries().empty()) return text;
   std::string what = found->second.entries().begin()->second.signature.text;
-  if (what.size() > kShownOfSignature) what = what.substr(0, kShownOfSignature) + "...";
+  if (what.size() > kShownOfSignature) what = shortened(what, kShownOfSignature) + "...";
   return text + " (" + what + ")";
 }
 

@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "pccl/base/utf8.h"
 #include "pccl/base/version.h"
 #include "pccl/master/master.h"
 #include "pccl/wire/address.h"
@@ -18,7 +19,7 @@ std::uint64_t ms(Duration duration) {
 std::string address_of(const wire::Member& member) {
   if (member.addresses.empty()) return {};
   const wire::Address& first = member.addresses.front();
-  return wire::to_string({first.host.substr(0, kShownText), first.port});
+  return wire::to_string({shortened(first.host, kShownText), first.port});
 }
 
 using Ranks = std::map<PeerId, std::uint32_t>;
@@ -53,7 +54,7 @@ std::vector<wire::CallStatus> calls_of(const OpenCalls& calls, const Peers& peer
     const OpenOperation& operation = calls.operations().at(std::get<wire::OpKey>(key));
     list.push_back(call_status(key, opened, operation.entries(), peers, now));
     if (!operation.entries().empty())
-      list.back().what = operation.entries().begin()->second.signature.text.substr(0, kShownText);
+      list.back().what = shortened(operation.entries().begin()->second.signature.text, kShownText);
   }
   return list;
 }
@@ -81,7 +82,7 @@ std::vector<wire::LinkStatus> links_of(const LinkHealth& health, const wire::Rat
     link.from = from->second;
     link.to = to->second;
     link.condition = finding.condition;
-    link.reason = finding.reason.substr(0, kShownText);
+    link.reason = shortened(finding.reason, kShownText);
   }
   std::vector<wire::LinkStatus> list;
   for (auto& [pair, link] : links) list.push_back(std::move(link));
@@ -128,7 +129,7 @@ wire::GroupStatus Group::status(Instant now) const {
     member.id = peer.member.id;
     member.address = address_of(peer.member);
     member.software = peer.software;
-    member.replica = peer.member.replica.substr(0, kShownText);
+    member.replica = shortened(peer.member.replica, kShownText);
     member.host = rank < record_.plan.hosts.size() ? record_.plan.hosts[rank] : rank;
     member.member_ms = ms(now - peer.since);
     member.heard_ms = ms(now - peer.heard);

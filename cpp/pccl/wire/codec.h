@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "pccl/base/ids.h"
+#include "pccl/base/utf8.h"
 
 namespace pccl::wire {
 
@@ -56,9 +57,9 @@ class Writer {
   }
   void put(const PeerId& id) { out_.insert(out_.end(), id.bytes.begin(), id.bytes.end()); }
   void put(const std::string& text) {
-    const std::size_t size = text.size() < kMaxString ? text.size() : kMaxString;
-    put(static_cast<std::uint32_t>(size));
-    out_.insert(out_.end(), text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+    if (text.size() > kMaxString) return put(shortened(text, kMaxString));
+    put(static_cast<std::uint32_t>(text.size()));
+    out_.insert(out_.end(), text.begin(), text.end());
   }
   template <class T>
   void put(const std::vector<T>& list) {

@@ -1,4 +1,4 @@
-// Lines of the log, for pytest.
+// Lines of the log, and texts that are cut, for pytest.
 #include "pccl/base/log.h"
 
 #include <nanobind/nanobind.h>
@@ -6,10 +6,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
+
+#include "pccl/base/utf8.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,6 +30,13 @@ void bind_log(nb::module_& m) {
         return nb::bytes(line.data(), line.size());
       },
       "format"_a, "time"_a, "level"_a, "who"_a, "epoch"_a, "text"_a);
+  m.def(
+      "shortened",
+      [](const nb::bytes& text, std::size_t most) {
+        const std::string made = pccl::shortened({text.c_str(), text.size()}, most);
+        return nb::bytes(made.data(), made.size());
+      },
+      "text"_a, "most"_a);
   nb::class_<pccl::LineLimit>(m, "LineLimit")
       .def(nb::new_([] { return std::make_unique<pccl::LineLimit>(); }))
       .def("take",
