@@ -162,6 +162,15 @@ def test_a_contribution_that_is_not_finite_does_not_count(how: str, wrong: float
 
 
 @pytest.mark.parametrize("how", ["clip", "trimmed"])
+@pytest.mark.parametrize("weight", [5e-324, 1e300, math.nan, -1.0, math.inf])
+def test_a_weight_that_no_member_can_have_does_not_count(how: str, weight: float) -> None:
+    gathered = [np.array([[0.010, 0.7], [0.012, 0.5], [0.011, 0.6]], np.float32)]
+    found = robust.mean(Robust(how, trim=0.125), gathered, [1, 1, weight])
+    assert found.limited == [2] and found.weight == 2
+    assert np.allclose(found.arrays[0], [0.011, 0.6])
+
+
+@pytest.mark.parametrize("how", ["clip", "trimmed"])
 def test_nobody_weighs_much_more_than_the_others(how: str) -> None:
     gathered = np.float32([[1], [1], [-1]])
     found = robust.mean(Robust(how, weight=2.0, trim=0.0), [gathered], [1.0, 1.0, 1e15])

@@ -21,13 +21,13 @@ from pccl.training.diloco.late import Late, combined
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
 from pccl.training.diloco.outer import SGD, OuterOptimizer
 from pccl.training.diloco.reductions import Contribution, Flight
+from pccl.training.diloco.robust import LEAST_WEIGHT, MOST_WEIGHT
 from pccl.training.diloco.round_clock import RoundClock
 from pccl.training.diloco.sparse import Sparsifier
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LEAST_TOKENS, _MOST_TOKENS = 1e-6, 1e15
 _NOTICE_SECONDS = 2.0  # more than links take to get ready for a reduction
 
 _log = logging.getLogger(__name__)
@@ -373,7 +373,7 @@ class DiLoCo(Joining):
         self._check_joined()
         if tokens is not None:
             tokens = float(tokens)
-            if tokens != 0 and not _LEAST_TOKENS <= tokens <= _MOST_TOKENS:
+            if tokens != 0 and not LEAST_WEIGHT <= tokens <= MOST_WEIGHT:
                 raise refused(f"tokens is 0 or from 1e-6 to 1e15, not {tokens!r}")
         if self._seen[0].steps > 0 and self._seen[0].counted != (tokens is not None):
             raise refused("tokens was passed to some steps of this round, and not to others")

@@ -21,6 +21,8 @@ import numpy as np
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
 
+# Of a contribution that counts. With a smaller weight, products would have no digits left.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e15
 _ROUNDING = 1e-6  # of a cosine: contributions that cancel out have any direction
 _AT_ONCE = 1 << 18  # elements of each member that are sorted at once: bounds the memory for it
 
@@ -271,8 +273,12 @@ def _capped(
         The weights by rank, the limited ranks, and the median of the finite lengths above 0 (0 if
         there is none).
     """
-    there = [rank for rank, weight in enumerate(weights) if weight > 0]
-    finite = [r for r in there if math.isfinite(norms[r]) and math.isfinite(weights[r])]
+    there = [rank for rank, weight in enumerate(weights) if weight != 0]
+    finite = [
+        rank
+        for rank in there
+        if math.isfinite(norms[rank]) and LEAST_WEIGHT <= weights[rank] <= MOST_WEIGHT
+    ]
     lengths = [norms[rank] for rank in finite if norms[rank] > 0]
     middle = _median(lengths) if lengths else 0.0
     # Nobody knows which one of two is wrong.
