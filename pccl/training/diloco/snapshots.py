@@ -39,6 +39,9 @@ _ASK_SECONDS = 0.5  # after which a holder answers although nothing is new
 _SHARE, _SHARE_BESIDE = 0.8, 0.25
 _MOST_REST = 5.0  # seconds; the engine warns of a call that waits for longer than ten
 _LITTLE = 64 << 10  # bytes that a holder sends after it has waited in a step for so long
+# For a message, whatever PCCL_TIMEOUT says of the program's own calls: a holder rests between
+# pieces, and a link may be slow. One that is lost ends the message much earlier.
+_MESSAGE_SECONDS = 600.0
 _DECLINE_SECONDS = 5.0  # that a holder which has no thread waits for the newcomer, to decline
 _MOST_MANIFEST = 64 << 20  # bytes
 
@@ -104,7 +107,7 @@ class Line(Pair):
 
     def __init__(self, comm: Communicator, group: int) -> None:
         self._run = comm
-        super().__init__(comm._companion(group), FUNC)
+        super().__init__(comm._companion(group), FUNC, timeout=_MESSAGE_SECONDS)
 
     @property
     def belongs(self) -> bool:
