@@ -1,4 +1,4 @@
-"""Makes the backend "pccl" known to torch.distributed, without loading pccl.
+"""Tells torch of pccl, without loading it: the backend "pccl", and what not to compile.
 
 `import torch` calls `autoload` in every program of an environment with pccl, by the entry point in
 the group "torch.backends". So this package is not a part of `pccl`, whose import loads the engine
@@ -7,10 +7,19 @@ and NumPy. The first process group of the backend loads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["autoload", "other_accelerators", "register"]
+__all__ = [
+    "api_untraced",
+    "autoload",
+    "class_untraced",
+    "other_accelerators",
+    "register",
+    "untraced",
+]
 
 
 class _Devices(list[str]):
@@ -69,9 +78,50 @@ def register() -> None:
     dist.Backend.backend_capability["pccl"] = _Devices(["cpu"])
 
 
+def untraced(call: Callable[..., Any]) -> None:
+    """Keeps torch.compile from `call` and all that it calls.
+
+    As `torch.compiler.disable`, which would import the compiler.
+    """
+    frames: Any = sys.modules["torch"]._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(call.__code__, frames._FrameExecStrategy(skip, skip))
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = "a call of pccl"  # type: ignore[attr-defined]
+
+
+def class_untraced(cls: type) -> None:
+    """Makes the public methods `untraced`, also inherited ones of pccl."""
+    for owner in cls.__mro__:
+        if owner.__module__.startswith("pccl."):
+            for name, call in vars(owner).items():
+                if inspect.isfunction(call) and not name.startswith("_"):
+                    untraced(call)
+
+
+def api_untraced() -> None:
+    """Makes what `pccl` has `untraced`, if both it and torch are loaded: the later one calls this.
+
+    The engine takes no part in a graph: torch.compile has to break it at each call.
+    """
+    pccl = sys.modules.get("pccl")
+    if pccl is None or "torch" not in sys.modules:
+        return
+    try:
+        for name in getattr(pccl, "__all__", ()):
+            found = getattr(pccl, name)
+            if inspect.isfunction(found):
+                untraced(found)
+            elif inspect.isclass(found):
+                class_untraced(found)
+    except AttributeError:  # torch is too old, or another thread is about to load it
+        pass
+
+
 def autoload() -> None:
     """The entry point. No error of it makes `import torch` fail."""
     try:
+        api_untraced()
         register()
     except Exception:  # "Unknown backend" of `init_process_group` follows, in programs that use it
         pass

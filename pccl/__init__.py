@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 import importlib
+import sys
 from typing import Any
 
 from pccl import cuda
@@ -184,3 +185,9 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return importlib.import_module(f"pccl.{name}")
     raise AttributeError(f"module 'pccl' has no attribute {name!r}")
+
+
+if "torch" in sys.modules:
+    from _pccl_torch import api_untraced
+
+    api_untraced()

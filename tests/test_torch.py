@@ -646,3 +646,32 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
     errors = in_threads([partial(call, i, comm) for i, comm in enumerate(apart)])
     assert all(isinstance(error, RuntimeError) for error in errors), errors
     assert kept() == before, "the first piece had been reduced"
+
+
+COMPILED: dict[str, Callable[..., Any]] = {
+    "allreduce": lambda x, comm: pccl.allreduce(x, comm=comm),
+    "tree": lambda x, comm: pccl.allreduce({"a": x}, comm=comm)["a"],
+    "number": lambda x, comm: pccl.allreduce(1.0, comm=comm) * x,
+    "in place": lambda x, comm: pccl.allreduce(x, out=x, comm=comm),
+    "weight": lambda x, comm: pccl.allreduce(x, "avg", weight=2.0, comm=comm),
+    "allreduce_async": lambda x, comm: pccl.allreduce_async(x, comm=comm).wait(),
+    "broadcast": lambda x, comm: pccl.broadcast(x, comm=comm),
+    "allgather": lambda x, comm: pccl.allgather(x, comm=comm)[0],
+    "allgather_async": lambda x, comm: pccl.allgather_async(x, comm=comm).wait()[0],
+    "reduce_scatter": lambda x, comm: pccl.reduce_scatter(x, comm=comm),
+    "alltoall": lambda x, comm: pccl.alltoall(x, comm=comm),
+    "sync": lambda x, comm: pccl.sync({"a": x}, comm=comm)["a"],
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_call_in_a_compiled_function_runs_outside_of_its_graphs(
+    members: Members, name: str
+) -> None:
+    (alone,) = members(1)
+    call = COMPILED[name]
+    compiled = torch.compile(lambda x: call(x * 2, alone) + 1, backend="eager")
+    for _ in range(2):
+        assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert alone.stats().operations == (0 if name == "sync" else 2)
+    torch._dynamo.reset()

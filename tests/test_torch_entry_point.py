@@ -85,6 +85,22 @@ def test_without_autoload_an_import_registers_the_backend(tmp_path: Path) -> Non
     assert prints("import_the_adapter()", tmp_path, **off) == "False\nTrue\n"
 
 
+@pytest.mark.parametrize(
+    ("modules", "autoload"),
+    [
+        (("torch", "pccl"), "1"),
+        (("torch", "pccl"), "0"),
+        (("pccl", "torch"), "1"),
+        (("pccl", "torch", "pccl.adapters.torch"), "0"),
+    ],
+)
+def test_compiled_functions_do_without_pccl_whichever_is_imported_first(
+    modules: tuple[str, ...], autoload: str, tmp_path: Path
+) -> None:
+    env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    assert prints(f"import_both(*{modules})", tmp_path, **env) == "True True\n"
+
+
 def test_the_backend_is_the_default_of_no_device() -> None:
     assert "pccl" not in torch.distributed.Backend.default_device_backend_map.values()
 

@@ -5,6 +5,7 @@ Importing this package registers the backend: `torch.distributed.init_process_gr
 
 import torch.distributed as dist
 
+from _pccl_torch import api_untraced, class_untraced
 from pccl.adapters.torch import tensors
 from pccl.adapters.torch.diloco import DiLoCo
 from pccl.adapters.torch.tensors import *  # noqa: F403
@@ -14,6 +15,9 @@ if dist.is_available():
     from pccl.adapters.torch.ddp import DDPState, ddp_hook
 
     backend.register()
+
+class_untraced(DiLoCo)
+api_untraced()  # for a program without the entry point, which imports pccl before torch
 
 __all__ = ["DDPState", "DiLoCo", "ddp_hook"]
 __all__ += tensors.__all__

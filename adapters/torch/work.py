@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import queue
 import threading
@@ -13,11 +12,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from _pccl_torch import class_untraced
 from pccl.adapters.torch.errors import as_torch_error, fresh
 from pccl.errors import InvalidUsage, Timeout
 
 _c10d: Any = torch._C._distributed_c10d  # typed in part
-_eval_frame: Any = torch._C._dynamo.eval_frame
 _Class = TypeVar("_Class")
 
 JOINING = "init_process_group"
@@ -26,24 +25,9 @@ _ENDING = 15.0  # seconds that threads of a group that is gone may take; longer 
 _IDLE = 5.0  # seconds after which a thread for callbacks ends
 
 
-def untraced(call: Callable[..., Any]) -> None:
-    """Keeps torch.compile from `call` and all that it calls.
-
-    As `torch.compiler.disable`, which would import the compiler.
-    """
-    skip = _eval_frame._FrameAction.SKIP
-    _eval_frame.set_code_exec_strategy(call.__code__, _eval_frame._FrameExecStrategy(skip, skip))
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    call._torchdynamo_disable_msg = "a collective of backend pccl"  # type: ignore[attr-defined]
-
-
 def all_untraced(cls: type[_Class]) -> type[_Class]:
-    """Makes the public methods `untraced`."""
-    for owner in cls.__mro__:
-        if owner.__module__.startswith("pccl."):
-            for name, call in vars(owner).items():
-                if inspect.isfunction(call) and not name.startswith("_"):
-                    untraced(call)
+    """Keeps torch.compile from the public methods."""
+    class_untraced(cls)
     return cls
 
 

@@ -1,10 +1,11 @@
-"""Programs that begin with `import torch` and never import pccl by name, but for one.
+"""Programs that begin with `import torch` and never import pccl by name, but for two.
 
 They are started by themselves, since run_program.py loads pccl.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -91,6 +92,15 @@ def fail_in_the_entry_point() -> None:
 
     _pccl_torch.autoload()
     print("pccl" in dist.Backend.backend_list)
+
+
+def import_both(*modules: str) -> None:
+    """Imports them in this order, and prints whether torch.compile leaves pccl alone."""
+    for module in modules:
+        importlib.import_module(module)
+    import pccl
+
+    print(*(hasattr(f, "_torchdynamo_disable") for f in (pccl.allreduce, pccl.Work.wait)))
 
 
 def import_the_adapter() -> None:
