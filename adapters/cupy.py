@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.adapters import Buffer, Device, Node, Place, Shared, Staged, as_array, overlaps
-from pccl.errors import InvalidArgument
 from pccl.types import DataType
 
 __all__ = [
@@ -172,10 +171,8 @@ def share(leaf: Any) -> Shared:
 
     Raises:
         NotSupported: Its dtype is not there yet.
-        InvalidArgument: Its dtype cannot be reduced, or its elements share memory.
+        InvalidArgument: Its dtype cannot be reduced.
     """
-    if elements_share_memory(leaf):
-        raise InvalidArgument.because("", "its elements share memory (broadcast?); pass a copy")
     data = _to_host(leaf).reshape(-1).view(np.uint8)
     place = Place(leaf.data.ptr, leaf.itemsize, leaf.shape, leaf.strides, "", written=True)
     return Shared(leaf.dtype.name, leaf.shape, data, False, "cupy", place)

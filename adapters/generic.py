@@ -128,7 +128,7 @@ def share(leaf: Any) -> Shared:
 
     Raises:
         NotSupported: Not in CPU memory.
-        InvalidArgument: It shows no memory, or its elements share some.
+        InvalidArgument: It shows no memory.
     """
     return _arrays.share(_view(leaf, writable=False))
 

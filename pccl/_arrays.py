@@ -205,8 +205,6 @@ def share(leaf: object) -> Shared:
             raise InvalidArgument.because("", f"an array of {array.dtype} cannot be shared")
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
         own = isinstance(leaf, np.ndarray) and array.flags.writeable
-        if own and overlaps(array.shape, array.strides, array.itemsize):
-            raise InvalidArgument.because("", "its elements share memory; pass a copy")
         kind = array.dtype.name
         if array.dtype.kind in "US" or array.dtype.type is np.void:
             kind = array.dtype.str[1:]
@@ -224,6 +222,28 @@ def share(leaf: object) -> Shared:
     if not hasattr(adapter, "share"):
         raise NotSupported.because("", f"the adapter of {type(leaf).__name__} cannot share arrays")
     return adapter.share(leaf)
+
+
+def check_written(shared: Shared) -> None:
+    """Refuses an array whose elements cannot be written one by one.
+
+    Raises:
+        InvalidArgument: Some of them share memory.
+    """
+    place = shared.place
+    if place is not None and place.written and overlaps(place.shape, place.strides, place.item):
+        raise InvalidArgument.because("", _SHARED)
+
+
+def check_target(shared: Shared) -> None:
+    """Refuses an array that cannot be an output.
+
+    Raises:
+        InvalidArgument: It is read-only, or as in `check_written`.
+    """
+    if shared.place is not None and not shared.place.written:
+        raise InvalidArgument.because("", "the array is read-only")
+    check_written(shared)
 
 
 def _cure(leaf: object) -> str:

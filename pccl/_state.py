@@ -207,6 +207,7 @@ class State:
     def _enter(self, path: str, leaf: _Leaf, way: tuple[_Step, ...]) -> None:
         with located(self._func, f"state{path}"):
             shared = _share(leaf.node)
+            _arrays.check_written(shared)
         hint = json.dumps([shared.origin, *way], separators=(",", ":"))
         if len(hint.encode()) > _MAX_HINT:
             hint = json.dumps([shared.origin])

@@ -290,10 +290,11 @@ def _targets(
         return None
     targets = []
     for source, (where, leaf) in zip(shared, request.targets, strict=True):
-        if not frameworks.can_be_written(leaf):
+        if not frameworks.can_be_output(leaf):
             request.refuse(f"{where} cannot be written")
         with located(request.func, where):
             target = _share(leaf)
+            _arrays.check_target(target)
         shape = source.shape if parts is None else (parts, *source.shape)
         have, want = Entry("", target.kind, target.shape), Entry("", source.kind, shape)
         request.check_target(where, [have], [want])
@@ -432,6 +433,8 @@ def _fill(
 def _memory_of(request: Request, array: Any, where: str, *, writable: bool) -> Shared:
     with located(request.func, where):
         shared = _share(array)
+        if writable:
+            _arrays.check_written(shared)
         # The bytes of an array on a device are a copy, from which it is filled.
         here = frameworks.device_adapter(array) is None
         if writable and here and not shared.writable:

@@ -302,9 +302,9 @@ def count_write(leaf: object) -> None:
         tell(leaf)
 
 
-def can_be_written(leaf: object) -> bool:
-    """Whether its adapter's `adopt` would put bytes into `leaf` itself."""
+def can_be_output(leaf: object) -> bool:
+    """Whether arrays of the kind of `leaf` are written to, if they are not read-only."""
     if isinstance(leaf, np.ndarray):
-        return leaf.flags.writeable
-    adapter = find_adapter(leaf)
+        return True
+    adapter = any_adapter(leaf)
     return adapter is not None and not getattr(adapter, "immutable", False)

@@ -163,6 +163,25 @@ def test_outputs_are_written_where_they_are(pair: list[pccl.Communicator], name:
 
     assert each(pair, call) == [([3, 5, 7], [2, 3, 4])] * 2
 
+    def collect(rank: int, comm: pccl.Communicator) -> Any:
+        mine, out = make([rank + 1, rank + 2]), make([0, 0])
+        assert pccl.broadcast(mine, root=1, out=out, comm=comm) is out
+        told = looked_into(out).tolist()
+        assert pccl.alltoall(mine, out=out, comm=comm) is out
+        assert pccl.reduce_scatter(make([1, 2, 3, 4]), out=mine, comm=comm) is mine
+        return told, looked_into(out).tolist(), looked_into(mine).tolist()
+
+    assert each(pair, collect) == [([2, 3], [1, 2], [2, 4]), ([2, 3], [2, 3], [6, 8])]
+
+
+def test_an_output_may_have_strides(pair: list[pccl.Communicator]) -> None:
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        out = np.zeros((3, 2)).T
+        pccl.allgather(np.arange(3.0) + rank, out=memoryview(out), comm=comm)
+        return out.tolist()
+
+    assert each(pair, call) == [[[0, 1, 2], [1, 2, 3]]] * 2
+
 
 def frozen(values: np.ndarray) -> np.ndarray:
     values.flags.writeable = False
@@ -186,6 +205,8 @@ def test_what_must_not_be_written_is_read_and_not_written(
     target = make()
     with pytest.raises(pccl.InvalidArgument, match=r"^allreduce failed.*out\['x'\]: "):
         pccl.allreduce({"x": np.ones(3, np.uint8)}, out={"x": target}, comm=pair[0])
+    with pytest.raises(pccl.InvalidArgument, match=r"out\['x'\]: the array is read-only"):
+        pccl.broadcast({"x": np.ones(3, np.uint8)}, out={"x": target}, comm=pair[0])
     assert looked_into(target).tolist() == [0, 0, 0]
 
 

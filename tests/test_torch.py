@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from members import Members, each, in_threads
+from members import Members, each, in_threads, results
 
 import pccl
 from pccl.reduce import pieces as device_route
@@ -224,6 +225,50 @@ def test_an_empty_tensor_can_be_written(pair: Peers) -> None:
     empty = [torch.empty(0, 16) for _ in pair]
     results = each(pair, lambda i, comm: pccl.allreduce(empty[i], out=empty[i], comm=comm))
     assert all(result is one for result, one in zip(results, empty, strict=True))
+
+
+# Contiguous, with strides that no other array of their size has.
+SMALL: dict[str, Callable[[], Any]] = {
+    "column of one row": lambda: torch.zeros(1, 5)[:, 0],
+    "every second of one": lambda: torch.zeros(6)[::2][:1],
+    "every second of none": lambda: torch.zeros(6)[::2][:0],
+    "NumPy's empty": lambda: torch.from_numpy(np.zeros(0)),
+    "column of bfloat16": lambda: torch.zeros(1, 5, dtype=torch.bfloat16)[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_tensors_may_have_any_strides(pair: Peers, name: str, tmp_path: Path) -> None:
+    def call(rank: int, comm: pccl.Communicator) -> None:
+        tensor = SMALL[name]().add_(rank + 1)
+        one, two = torch.ones_like(tensor), torch.full_like(tensor, 2)
+        if tensor.numel():
+            assert tensor.stride() != (1,)
+        assert torch.equal(pccl.allreduce(tensor, comm=comm), one + two)
+        assert torch.equal(pccl.broadcast(tensor, root=1, comm=comm), two)
+        assert torch.equal(pccl.allgather(tensor, comm=comm), torch.stack([one, two]))
+        pccl.broadcast(one, out=tensor, comm=comm)
+        assert torch.equal(pccl.sync({"w": tensor}, comm=comm)["w"], one)
+        path = tmp_path / f"{rank}.safetensors"
+        pccl.checkpoint.save(path, {"w": tensor}, revision=1)
+        pccl.checkpoint.load(path, {"w": tensor.zero_()})
+        assert torch.equal(tensor, one)
+
+    results(pair, call)
+    for tensor in (SMALL[name](), SMALL[name]().expand_as(SMALL[name]())):
+        assert adapter.stage(tensor).flat.shape == (tensor.nbytes,)
+
+
+@pytest.mark.parametrize("call", [pccl.broadcast, pccl.allgather, pccl.alltoall, pccl.allreduce])
+def test_elements_of_inputs_may_share_memory(pair: Peers, call: Any) -> None:
+    windows = np.lib.stride_tricks.as_strided(np.ones(5), (4, 2), (8, 8))
+    for shared in (torch.ones(1).expand(4), torch.ones(5).unfold(0, 2, 1), windows):
+        copy = shared.copy() if shared is windows else shared.clone()
+        made = results(pair, lambda _, comm: call(shared, comm=comm))
+        want = results(pair, lambda _, comm: call(copy, comm=comm))
+        assert all(np.array_equal(a, b) for a, b in zip(made, want, strict=True))
+        with pytest.raises(pccl.InvalidArgument, match="out: its elements share memory"):
+            pccl.broadcast(copy, out=shared, comm=pair[0])
 
 
 # The pipeline of accelerators.

@@ -76,6 +76,15 @@ def _check_dense(leaf: torch.Tensor) -> None:
         raise NotSupported.because("", "a tensor on the device meta has no elements")
 
 
+def _flat_bytes(contiguous: torch.Tensor) -> torch.Tensor:
+    """Its memory as flat uint8.
+
+    Not by `view(-1)`: a contiguous tensor of at most one element may have any strides, with which
+    no element of another size can be read.
+    """
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
+
+
 def devices_in_use() -> bool:
     """Whether this process may have tensors on an accelerator."""
     return torch.cuda.is_initialized() or bool(other_accelerators())
@@ -115,7 +124,7 @@ def stage(leaf: torch.Tensor) -> Staged:
     plain = _local(leaf)
     _check_dense(plain)
     dtype = DataType.from_torch_dtype(plain.dtype)
-    flat = plain.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat = _flat_bytes(plain.resolve_conj().resolve_neg().contiguous())
 
     def unflat(results: torch.Tensor) -> torch.Tensor:
         return results.view(plain.dtype).view(plain.shape)
@@ -213,20 +222,17 @@ def share(leaf: torch.Tensor) -> Shared:
 
     Raises:
         NotSupported: Not dense.
-        InvalidArgument: Its elements share memory, so that it cannot be written, or it is a DTensor
-            with a partial placement.
+        InvalidArgument: It is a DTensor with a partial placement.
     """
     local = _local(leaf)
     _check_dense(local)
-    if overlaps(local.shape, local.stride(), 1):
-        raise InvalidArgument.because("", "its elements share memory (expanded?); pass a clone")
     plain = local
     own = plain.device.type == "cpu" and plain.is_contiguous()
     own = own and not plain.is_neg() and not plain.is_conj()
     if not own:
         plain = to_cpu(plain.resolve_neg().resolve_conj()).contiguous()
     try:
-        data = plain.reshape(-1).view(torch.uint8).numpy()
+        data = _flat_bytes(plain).numpy()
     except (RuntimeError, TypeError) as error:
         raise NotSupported.because("", f"torch gives no NumPy view: {error}") from error
     kind = str(local.dtype).removeprefix("torch.")
