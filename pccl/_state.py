@@ -104,7 +104,7 @@ class _Branch:
         elif isinstance(made, list):
             made.extend(added.values())
         elif added and isinstance(made, tuple):
-            made = tuple.__new__(type(made), (*made, *added.values()))
+            made = trees.tuple_like(made, (*made, *added.values()))
         return made
 
 

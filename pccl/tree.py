@@ -160,7 +160,7 @@ def _sequence_parts(node: Sequence[object]) -> Node:
 
     def rebuild(children: Sequence[object]) -> object:
         if isinstance(node, tuple):
-            return tuple.__new__(type(node), children)
+            return tuple_like(node, children)
         if type(node) is list:
             return list(children)
         made = copy.copy(node)
@@ -168,6 +168,25 @@ def _sequence_parts(node: Sequence[object]) -> Node:
         return made
 
     return Node([f"[{index}]" for index in range(len(node))], node, rebuild)
+
+
+def tuple_like(node: tuple[object, ...], children: Sequence[object]) -> object:
+    """A tuple of the type of `node`; a plain one where its type does not take these children.
+
+    Nothing may fail here: the others have their results by now.
+    """
+    kind = type(node)
+    try:
+        return tuple.__new__(kind, children)
+    except TypeError:
+        pass  # its type is written in C: torch.Size, struct sequences such as those of torch.max
+    try:
+        if hasattr(kind, "n_sequence_fields"):
+            _, (_, more) = cast("Any", node.__reduce__())
+            return kind(children, more)  # type: ignore[call-arg]
+        return kind(children)
+    except Exception:  # torch.Size takes no means, and no program can make a sys.version_info
+        return tuple(children)
 
 
 def _dataclass_parts(node: Any) -> Node:

@@ -70,6 +70,20 @@ def test_a_tensor_whose_elements_share_memory_is_refused() -> None:
         assert (tensor == 1).all()
 
 
+def test_a_state_may_have_tuples_of_c() -> None:
+    torch = pytest.importorskip("torch")
+
+    def made(value: float) -> Any:
+        largest = torch.max(torch.full((2, 2), value), 0)
+        return {"n": np.full(2, value), "m": [largest], "s": torch.Size([int(value)])}
+
+    told = deliver(made(3), made(1))
+    assert type(told["m"][0]) is type(made(3)["m"][0])
+    assert told["m"][0].values.tolist() == [3, 3] and told["n"].tolist() == [3, 3]
+    assert type(told["s"]) is torch.Size and told["s"] == (3,)
+    assert deliver(torch.Size([1, 2]), torch.Size([1])) == (1, 2)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_numpy_and_torch_peers_mix() -> None:
     import torch

@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import subprocess
+import sys
+import time
 from collections import OrderedDict, defaultdict, namedtuple
 
 import numpy as np
@@ -360,3 +362,21 @@ def test_subclasses_of_containers_come_back_as_what_they_were() -> None:
         else:
             assert list(back) == [value * 10 for value in node]
     assert tree.flatten(odd, "f").unflatten([5, 6]).name == "w"
+
+
+def test_tuples_of_c_come_back_as_their_type_or_as_tuples() -> None:
+    torch = pytest.importorskip("torch")
+    largest = torch.max(torch.arange(6.0).reshape(2, 3), 0)
+    for node, leaves, kind in (
+        (largest, list(largest), type(largest)),
+        (time.localtime(0), list(range(9)), time.struct_time),
+        (torch.Size([2, 3]), [4, 6], torch.Size),
+        (torch.Size([2, 3]), [2.0, 3.0], tuple),
+        (sys.version_info, list("abcde"), tuple),
+    ):
+        flat = tree.flatten({"n": node}, "f")
+        assert len(flat.leaves) == len(leaves)
+        back = flat.unflatten(leaves)["n"]
+        assert type(back) is kind and list(back) == leaves
+    zone = tree.flatten(time.localtime(0), "f").unflatten(range(9)).tm_zone
+    assert zone == time.localtime(0).tm_zone
