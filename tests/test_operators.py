@@ -260,6 +260,8 @@ def test_a_pause_tells_those_who_wait_already() -> None:
     _heard.clear()
     assert order(play, PAUSE) == (1, "admission is paused already")
     assert not _heard
+    assert order(play, RESUME)[1] == "newcomers are admitted again"
+    assert order(play, RESUME) == (1, "admission was not paused")
 
 
 def test_a_group_starts_while_admission_is_paused() -> None:

@@ -62,7 +62,7 @@ wire::CommandResult Master::carry_out(const wire::Command& command, Instant now)
 
 wire::CommandResult Master::pause_admission(bool pause) {
   if (admission_paused_ == pause)
-    return {true, std::string("admission is ") + (pause ? "paused" : "not paused") + " already"};
+    return {true, pause ? "admission is paused already" : "admission was not paused"};
   admission_paused_ = pause;
   log({true, {}, 0, std::string("the operator ") + (pause ? "pauses" : "resumes") + " admission"});
   for (const auto& [number, group] : groups_) group->admission_changed(now_);
