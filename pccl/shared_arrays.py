@@ -8,8 +8,8 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from pccl import _core
-from pccl.errors import InvalidArgument
+from pccl import _arrays, _core, frameworks
+from pccl.errors import InvalidArgument, NotSupported, located
 
 __all__ = ["empty", "from_array", "full", "zeros"]
 
@@ -70,8 +70,11 @@ def zeros(shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar]) -> npt.NDArra
 @overload
 def zeros(shape: _Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]: ...
 def zeros(shape: _Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """As `empty`, all elements zero."""
-    return full(shape, 0, dtype)
+    """As `empty`, all bytes zero: numbers are 0, texts empty."""
+    array = empty(shape, dtype)
+    if array.nbytes:
+        _arrays.flat_bytes(array)[...] = 0
+    return array
 
 
 @overload
@@ -94,8 +97,22 @@ def from_array(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]: ...
 @overload
 def from_array(array: Any) -> npt.NDArray[Any]: ...
 def from_array(array: Any) -> npt.NDArray[Any]:
-    """A copy in shared memory of any array: NumPy, torch on CPU, JAX, nested lists."""
-    source = np.asarray(array)
+    """A copy in shared memory of any array: NumPy, torch, JAX, CuPy, nested lists.
+
+    Raises:
+        InvalidArgument: As `empty`, or the array has no bytes that could be copied.
+        NotSupported: It is a DTensor, or NumPy does not have its dtype. NumPy has bfloat16 and the
+            8-bit floats where ml_dtypes is installed.
+    """
+    if frameworks.find_adapter(array) is None:
+        source = np.asarray(array)
+    else:
+        with located("from_array", "array"):
+            shared = _arrays.share(array)
+            if shared.part:
+                sentence = "it is spread over ranks; pass its local tensor"
+                raise NotSupported.because("", sentence)
+            source = _arrays.as_array(shared.kind, shared.shape, shared.data)
     copy = empty(source.shape, source.dtype)
     copy[...] = source
     return copy

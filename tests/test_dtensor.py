@@ -46,6 +46,8 @@ def test_dtensors_are_their_local_shards(pair: list[pccl.Communicator], mesh: An
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
     with pytest.raises(pccl.InvalidArgument, match="partial"):
         pccl.allreduce({"w": partial}, comm=pair[0])
+    with pytest.raises(pccl.NotSupported, match="spread over ranks"):
+        pccl.from_array(shards[0])
 
 
 def test_a_sync_writes_the_local_shards_of_dtensors(

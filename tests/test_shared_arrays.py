@@ -83,6 +83,25 @@ def test_torch_uses_the_same_memory():
     assert (pccl.from_array(tensor) == 2).all()
 
 
+def test_a_copy_may_be_of_any_frameworks_array():
+    torch = pytest.importorskip("torch")
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    for tensor in (values.conj(), torch.nn.Parameter(values), values.expand(3, 2)):
+        copy = pccl.from_array(tensor)
+        assert np.array_equal(copy, tensor.detach().resolve_conj().numpy())
+    pytest.importorskip("ml_dtypes")
+    copy = pccl.from_array(torch.full((3,), 2, dtype=torch.bfloat16))
+    assert (copy.dtype.name, copy.astype(int).tolist()) == ("bfloat16", [2, 2, 2])
+    with pytest.raises(pccl.NotSupported, match="from_array failed: array: only dense"):
+        pccl.from_array(torch.eye(2).to_sparse())
+
+
+@pytest.mark.parametrize("dtype", ["U3", "S2", "V4", "M8[s]", "m8[s]", [("a", "i4"), ("b", "U2")]])
+def test_zeros_are_those_of_numpy(dtype):
+    made, like = pccl.zeros((2, 3), dtype), np.zeros((2, 3), dtype)
+    assert made.tobytes() == like.tobytes() and made.dtype == like.dtype
+
+
 def test_forked_children_see_them():
     array = pccl.zeros(10, np.int64)
     child = os.fork()
