@@ -294,6 +294,11 @@ class ReduceOpDescriptor:
         self.reduce_descriptor = reduce_descriptor
         self._kept: tuple[object, ...] = ()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._kept:  # those of a deep copy are elsewhere
+            self.sendbuf_ptr, self.recvbuf_ptr = map(_address_of, self._kept)
+
     @staticmethod
     def from_numpy(
         send: npt.NDArray[Any], recv: npt.NDArray[Any], reduce_descriptor: ReduceDescriptor
@@ -333,6 +338,11 @@ class ReduceOpDescriptor:
         descriptor = ReduceOpDescriptor(send.data_ptr(), recv.data_ptr(), reduce_descriptor)
         descriptor._kept = (send, recv)
         return descriptor
+
+
+def _address_of(array: Any) -> int:
+    """Where a NumPy array or torch tensor has its elements."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())
 
 
 def check_operands(
@@ -572,6 +582,8 @@ class TensorInfo:
         device_type: DeviceType,
         allow_content_inequality: bool,
     ) -> None:
+        if numel < 0:
+            raise InvalidArgument.because("TensorInfo", f"{name!r} has {numel} elements")
         if not data_ptr and numel:
             raise InvalidArgument.because("TensorInfo", f"the address of {name!r} is null")
         self.name = name

@@ -1,6 +1,8 @@
 """The explicit API's enums and descriptors."""
 
+import copy
 import gc
+import pickle
 import subprocess
 import weakref
 
@@ -131,10 +133,34 @@ def test_descriptors_that_do_not_fit_their_arrays_are_refused(send, recv, what, 
         ReduceOpDescriptor.from_numpy(send, recv, what)
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_copies_have_the_addresses_of_their_own_arrays(again):
+    send, recv = np.ones(3, np.float32), np.empty(3, np.float32)
+    made = again(ReduceOpDescriptor.from_numpy(send, recv, descriptor(3)))
+    own = [array.ctypes.data for array in made._kept]
+    assert [made.sendbuf_ptr, made.recvbuf_ptr] == own
+    assert not {send.ctypes.data, recv.ctypes.data} & set(own)
+    entry = again(pccl.TensorInfo.from_numpy(send, "w"))
+    assert entry.data_ptr == entry._kept.ctypes.data != send.ctypes.data
+    in_place = again(ReduceOpDescriptor.from_numpy(send, send, descriptor(3)))
+    assert in_place.sendbuf_ptr == in_place.recvbuf_ptr
+    plain = copy.copy(ReduceOpDescriptor.from_numpy(send, recv, descriptor(3)))
+    assert (plain.sendbuf_ptr, plain.recvbuf_ptr) == (send.ctypes.data, recv.ctypes.data)
+    torch = pytest.importorskip("torch")
+    entry = again(pccl.TensorInfo.from_torch(torch.ones(3), "w"))
+    assert entry.data_ptr == entry._kept.data_ptr()
+
+
 def test_null_addresses_are_refused_unless_nothing_is_there():
     with pytest.raises(pccl.InvalidArgument, match="null"):
         ReduceOpDescriptor(0, 0, descriptor(1))
     ReduceOpDescriptor(0, 0, descriptor(0))
+
+
+def test_an_entry_has_no_less_than_no_elements():
+    what = {"dtype": DataType.FLOAT, "device_type": pccl.DeviceType.CPU}
+    with pytest.raises(pccl.InvalidArgument, match="'w' has -1 elements"):
+        pccl.TensorInfo("w", 64, numel=-1, allow_content_inequality=False, **what)
 
 
 def test_an_entry_may_be_empty():
