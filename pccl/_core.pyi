@@ -70,6 +70,11 @@ NAMES: str
 """What a peer's name may be, for errors."""
 
 def is_name(text: str) -> bool: ...
+def check_settings(function: str) -> None:
+    """Raises InvalidArgument, which names the variable, if the engine would refuse a setting."""
+
+def check_advertised(addresses: Sequence[str], function: str) -> None:
+    """Raises InvalidArgument if the engine would refuse these addresses."""
 
 OWN_GROUPS: int
 """Groups from this number on are made by pccl itself. A master's min_peers is not for them."""

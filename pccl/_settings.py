@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from operator import index
 
 from pccl import _core
-from pccl.errors import InvalidArgument
+from pccl.errors import InvalidArgument, located
 
 DEFAULT_PORT = 48148
 SECRET_VARIABLES = ("PCCL_SECRET", "PCCL_SECRET_FILE")
 _MAX_TAG = 2**64 - 1
+_NUMBER = re.compile(r"[0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
+_LEAST_SECONDS, _MOST_SECONDS = 1e-3, 1e8
 
 
 def text(variable: str) -> str | None:
@@ -56,21 +59,40 @@ def integer(
 
 def seconds(timeout: float | None, func: str) -> float | None:
     """A call's timeout in seconds: the argument, else PCCL_TIMEOUT, else None (no deadline)."""
-    given: float | str | None = timeout
-    if given is None:
-        if not _core.is_set("PCCL_TIMEOUT"):  # in a tenth of the time that os.environ takes
-            return None
-        given = text("PCCL_TIMEOUT")
-        if given is None:
-            return None
+    if timeout is None:
+        # In a tenth of the time that os.environ takes.
+        return _default_seconds(func) if _core.is_set("PCCL_TIMEOUT") else None
     try:
-        number = float(given)
+        number = float(timeout)
     except (TypeError, ValueError):
         number = math.nan
     if math.isnan(number) or number < 0:
-        sentence = f"a timeout is a number of seconds of at least 0, not {given!r}"
+        sentence = f"a timeout is a number of seconds of at least 0, not {timeout!r}"
         raise InvalidArgument.because(func, sentence)
     return None if math.isinf(number) else number
+
+
+def _default_seconds(func: str) -> float | None:
+    """PCCL_TIMEOUT, by the engine's rule."""
+    given = text("PCCL_TIMEOUT")
+    if given is None or given == "none":
+        return None
+    number = float(given) if _NUMBER.fullmatch(given) else math.nan
+    if not _LEAST_SECONDS <= number <= _MOST_SECONDS:
+        sentence = f'PCCL_TIMEOUT="{given}" is not seconds between 0.001 and 1e8, such as 2.5'
+        raise InvalidArgument.because(func, sentence)
+    return number
+
+
+def master(value: str | None, func: str) -> str | None:
+    """`master=`, else PCCL_MASTER, checked; None if there is neither."""
+    if value is not None:
+        return value
+    found = text("PCCL_MASTER")
+    if found is not None:
+        with located(func, "PCCL_MASTER"):
+            _core.parse_masters(found, func)
+    return found
 
 
 def name(value: str | None, func: str) -> str:
@@ -109,7 +131,10 @@ def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
     parts = given.split(",") if isinstance(given, str) else () if given is None else given
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise InvalidArgument.because(func, f"advertise takes addresses as text, not {given!r}")
-    return [part.strip() for part in parts if part.strip()]
+    found = [part.strip() for part in parts if part.strip()]
+    with located(func, "PCCL_ADVERTISE" if value is None else "advertise"):
+        _core.check_advertised(found, func)
+    return found
 
 
 def secret(value: str | bytes | _core.Secret | None, func: str) -> _core.Secret | None:

@@ -14,6 +14,7 @@ from pccl._changes import Subscription
 from pccl._state import State
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized
+from pccl.peer import MOST_ATTEMPTS
 from pccl.quantize import Quantize
 from pccl.reduce import general, request, routes
 from pccl.reduce.work import Work, reduce_info
@@ -198,7 +199,7 @@ def init(
         if is_initialized():
             sentence = "pccl is initialised already; call pccl.shutdown() first"
             raise InvalidUsage.because(func, sentence)
-        address = master if master is not None else _settings.text("PCCL_MASTER")
+        address = _settings.master(master, func)
         if address is None:
             sentence = (
                 "no master: pass pccl.init('host:port'), set PCCL_MASTER, or start this program with "
@@ -211,7 +212,7 @@ def init(
         limit = _settings.seconds(timeout, func)
         drain_seconds = departure.drain_seconds(func)
         status = departure.sigterm_status(func)
-        attempts = _JOIN_ATTEMPTS if limit is None else int(limit) + 1
+        attempts = _JOIN_ATTEMPTS if limit is None else min(int(limit) + 1, MOST_ATTEMPTS)
         asked = _settings.integer(None, "standby", func, 0, 1, variable="PCCL_STANDBY", default=0)
         comm = Communicator(
             address,

@@ -22,7 +22,7 @@ _MAX_GROUP = _core.OWN_GROUPS - 1
 _MAX_STRIPES = 255
 _MAX_REPLICA_NAME = 256
 _MAX_RANKS = 4096
-_MAX_ATTEMPTS = 2**31 - 1
+MOST_ATTEMPTS = 2**31 - 1
 MOST_NOTICE = 3600.0  # seconds: of Communicator.prepare
 
 
@@ -56,6 +56,8 @@ class Peer(_core.Reducer):
         func = "Communicator"
         if not isinstance(address, str) or not address:
             raise InvalidArgument.because(func, f"address must be 'host:port', not {address!r}")
+        _core.check_settings(func)  # which are read when it connects
+        _core.parse_masters(address, func)
         self._secret = _settings.secret(secret, func)
         self._address = address
         self._group = _settings.integer(peer_group, "peer_group", func, 0, _MAX_GROUP)
@@ -120,7 +122,7 @@ class Peer(_core.Reducer):
                 result MASTER_CONNECTION_FAILED.
             InvalidUsage: Connected already, or closed.
         """
-        attempts = _settings.integer(n_attempts, "n_attempts", "connect", 1, _MAX_ATTEMPTS)
+        attempts = _settings.integer(n_attempts, "n_attempts", "connect", 1, MOST_ATTEMPTS)
         self._join("connect", min_peers=1, attempts=attempts, timeout=timeout, enter=True)
 
     def _join(

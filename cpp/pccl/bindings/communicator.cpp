@@ -271,6 +271,18 @@ void bind_communicator(nb::module_& m) {
   m.attr("NAMES") = kNameRule;
   m.def(
       "is_name", [](const std::string& text) { return valid_name(text); }, "text"_a);
+  m.def(
+      "check_settings",
+      [](const std::string& function) { std::ignore = read_settings(function.c_str()); },
+      "function"_a);
+  m.def(
+      "check_advertised",
+      [](const std::vector<std::string>& addresses, const std::string& function) {
+        const char* name = function.c_str();
+        const Status fits = node::check_advertised(parse_addresses(addresses, name));
+        if (!fits) raise(fits.error(), CallKind::collective, name);
+      },
+      "addresses"_a, "function"_a);
   nb::class_<CommunicatorHandle> communicator(m, "Communicator");
   bind_sync(m, communicator);
   communicator

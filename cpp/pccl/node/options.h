@@ -11,6 +11,9 @@
 
 namespace pccl::node {
 
+// Refuses more addresses than a peer can have besides that of its listener.
+[[nodiscard]] Status check_advertised(const std::vector<wire::Address>& addresses);
+
 struct NodeOptions {
   std::vector<wire::Address> masters;  // the preferred one first. REQUIRES: not empty
   Settings settings;

@@ -77,7 +77,16 @@ unsigned threads_of(const Settings& settings, unsigned cores, std::size_t local_
 
 }  // namespace
 
+Status check_advertised(const std::vector<wire::Address>& addresses) {
+  constexpr std::size_t kMost = kMaxAddresses - 1;
+  if (addresses.size() <= kMost) return {};
+  return {Code::invalid_argument, "a peer advertises at most " + std::to_string(kMost) +
+                                      " addresses, not " + std::to_string(addresses.size())};
+}
+
 Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
+  const Status fits = check_advertised(options.advertise);
+  if (!fits) return fits.error();
   options.settings.shm = options.settings.shm && os::shares_memory();
   if (!options.settings.tcp_congestion.empty()) {
     const Status works = io::check_congestion_control(options.settings.tcp_congestion);

@@ -1,0 +1,82 @@
+"""Settings: what is refused, when, and with which name."""
+
+from __future__ import annotations
+
+import pytest
+
+import pccl
+from pccl import _settings
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PCCL_STRIPES", "999"),
+        ("PCCL_LOG_LEVEL", "LOUD"),
+        ("PCCL_PORT", "70000"),
+        ("PCCL_TIMEOUT", "0"),
+        ("PCCL_ADVERTISE", "a b"),
+        ("PCCL_ADVERTISE", "host:99999999"),
+        ("PCCL_ADVERTISE", ":5"),
+        ("PCCL_ADVERTISE", ",".join(f"host{index}" for index in range(32))),
+    ],
+)
+def test_a_communicator_refuses_what_its_engine_would(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    for make in (pccl.Communicator, pccl.init):
+        with pytest.raises(pccl.InvalidArgument, match=variable):
+            make("127.0.0.1:1")
+    if variable not in ("PCCL_PORT", "PCCL_ADVERTISE"):  # nobody connects to a follower
+        with pytest.raises(pccl.InvalidArgument, match=f"follow failed: {variable}"):
+            pccl.follow("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("value", ["x:y:z", "127.0.0.1:99999", ",", ":"])
+def test_a_wrong_master_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("PCCL_MASTER", value)
+    for make in (pccl.init, pccl.follow):
+        with pytest.raises(pccl.InvalidArgument, match=r'PCCL_MASTER: ".*" is not "host:port"'):
+            make()
+    with pytest.raises(pccl.InvalidArgument, match=r'failed: ".*" is not "host:port"'):
+        pccl.Communicator(value)
+
+
+def test_an_advertised_address_is_checked_at_once() -> None:
+    with pytest.raises(pccl.InvalidArgument, match=r'advertise: "a b" is not'):
+        pccl.Communicator("127.0.0.1:1", advertise="a b")
+    most = [f"host{index}" for index in range(32)]
+    with pytest.raises(pccl.InvalidArgument, match="at most 31 addresses, not 32"):
+        pccl.Communicator("127.0.0.1:1", advertise=most)
+    pccl.Communicator("127.0.0.1:1", advertise=most[1:])
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("5", 5.0), ("0.001", 0.001), ("2.5e1", 25.0), (".5", 0.5), ("1e8", 1e8), ("none", None)],
+)
+def test_the_default_timeout_has_one_rule(
+    monkeypatch: pytest.MonkeyPatch, value: str, seconds: float | None
+) -> None:
+    monkeypatch.setenv("PCCL_TIMEOUT", value)
+    assert _settings.seconds(None, "f") == seconds
+    pccl.Communicator("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("value", ["0", "inf", "nan", " 5 ", "+5", "1_0", "-1", "1e9", "x", "0x5"])
+def test_the_python_layers_refuse_the_timeouts_that_the_engine_refuses(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("PCCL_TIMEOUT", value)
+    for call in (lambda: _settings.seconds(None, "f"), lambda: pccl.Communicator("127.0.0.1:1")):
+        with pytest.raises(pccl.InvalidArgument, match='PCCL_TIMEOUT=".*" is not seconds between'):
+            call()
+
+
+def test_a_timeout_may_be_longer_than_the_engine_counts_attempts() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        with pccl.init(master.address, timeout=1e10):
+            assert pccl.world_size() == 1
