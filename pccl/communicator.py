@@ -284,6 +284,10 @@ class Communicator(Peer):
         func = "sync_shared_state"
         engine = self._joined(func)
         limit = _settings.seconds(timeout, func)
+        given: object = shared_state
+        if not isinstance(given, SharedState):
+            sentence = f"shared_state must be a SharedState, not a {type(given).__name__}"
+            raise InvalidArgument.because(func, sentence)
         try:
             how = SharedStateSyncStrategy(strategy)
         except ValueError:
@@ -294,7 +298,7 @@ class Communicator(Peer):
             data = _arrays.memory_at(info.data_ptr, info.numel, info.dtype).array
             kind, loose = info.dtype.label, info.allow_content_inequality
             entries.append((info.name, kind, (info.numel,), "", loose, data, True, None))
-        revision = shared_state.revision
+        revision = _settings.integer(shared_state.revision, "revision", func, 0, 2**64 - 1)
         synced = engine.sync(
             entries,
             level=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -48,7 +49,11 @@ class MasterNode:
             raise InvalidArgument.because("MasterNode", sentence)
         self._secret = _settings.secret(secret, "MasterNode")
         self._min_peers = _settings.integer(min_peers, "min_peers", "MasterNode", 1, _MAX_PEERS)
-        index, masters = place
+        pair: Any = place
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            sentence = f"place must be (index, number of masters), not {place!r}"
+            raise InvalidArgument.because("MasterNode", sentence)
+        index, masters = pair
         _settings.integer(masters, "place[1]", "MasterNode", 1, _MAX_MASTERS)
         self._place = _settings.integer(index, "place[0]", "MasterNode", 0, masters - 1), masters
         self._listen_address = listen_address
@@ -109,8 +114,14 @@ class MasterNode:
 
         Returns:
             Whether it has stopped.
+
+        Raises:
+            InvalidArgument: `timeout` is negative or no number.
+            InvalidUsage: It was never run.
         """
         engine = self._started("MasterNode.wait")
+        if timeout is not None:
+            timeout = _settings.seconds(timeout, "MasterNode.wait")
         try:
             stopped = engine.wait(timeout)
         except KeyboardInterrupt:

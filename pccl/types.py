@@ -57,10 +57,14 @@ class ReduceOp(IntEnum):
         try:
             if isinstance(op, str):
                 return cls["AVG" if op == "mean" else op.upper()]
-            return cls(op)
+            if isinstance(op, int | np.integer) and not isinstance(op, bool):
+                return cls(int(op))
         except (KeyError, ValueError):
-            sentence = f"op must be a ReduceOp, or sum, avg (mean), prod, min or max, not {op!r}"
-            raise InvalidArgument.because(func, sentence) from None
+            pass
+        is_array = hasattr(op, "shape") and not isinstance(op, np.generic)
+        shown = "an array; outputs go to out=" if is_array else repr(op)
+        sentence = f"op must be a ReduceOp, or sum, avg (mean), prod, min or max, not {shown}"
+        raise InvalidArgument.because(func, sentence)
 
 
 # Of the usual spellings, for calls that cannot wait for `ReduceOp.parse`.
@@ -594,7 +598,14 @@ class TensorInfo:
         self.allow_content_inequality = allow_content_inequality
         self._kept: object = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._kept is not None:  # that of a deep copy is elsewhere
+            self.data_ptr = _address_of(self._kept)
+
     def _check_sharable(self, func: str, *, receives: bool) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidArgument.because(func, f"an entry's name is text, not {self.name!r}")
         if self.device_type is not DeviceType.CPU:
             raise NotSupported.because(func, f"{self.name}: only CPU memory is supported yet")
         kept = self._kept

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+from members import Members
 from programs import sync_explicit as explicit
 from syncs import (
     MIB,
@@ -283,3 +286,38 @@ def test_explicit_order_of_entries_and_memory_of_tensors_do_not_matter(run: Run)
         "InvalidArgument",
         "INVALID_ARGUMENT",
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"revision": -1}, r"revision must be an integer in 0\.\."),
+        ({"revision": 1.5}, r"revision must be an integer in 0\.\."),
+        ({"revision": 2**64}, r"revision must be an integer in 0\.\."),
+        ({"name": 5}, "an entry's name is text, not 5"),
+    ],
+)
+def test_what_is_no_state_is_refused(members: Members, change: dict[str, Any], words: str) -> None:
+    (alone,) = members(1)
+    state = pccl.SharedState([pccl.TensorInfo.from_numpy(np.ones(1), change.get("name", "w"))])
+    state.revision = change.get("revision", 0)
+    with pytest.raises(pccl.InvalidArgument, match=words):
+        alone.sync_shared_state(state)
+    with pytest.raises(pccl.InvalidArgument, match="must be a SharedState, not a dict"):
+        alone.sync_shared_state({"w": np.ones(1)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", [3, (1,), (0, 1, 2), "01", (1, 1), (0, 17)])
+def test_a_masters_place_is_a_pair(place: Any) -> None:
+    with pytest.raises(pccl.InvalidArgument, match="place"):
+        pccl.MasterNode("127.0.0.1:0", place=place)
+
+
+def test_a_wait_for_a_master_has_a_time() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        for seconds in (math.nan, -1, "x"):
+            with pytest.raises(pccl.InvalidArgument, match="a timeout is a number"):
+                master.wait(seconds)  # type: ignore[arg-type]
+        assert not master.wait(0)
+        master.interrupt()
+        assert master.wait(math.inf)

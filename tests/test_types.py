@@ -91,9 +91,15 @@ def test_an_op_can_be_named(given, op):
     assert ReduceOp.parse(given, "allreduce") is ReduceOp(op)
 
 
-@pytest.mark.parametrize("given", ["median", 5, None, 0.5])
+@pytest.mark.parametrize("given", ["median", 5, None, 0.5, True, np.bool_(True), np.int64(9)])
 def test_other_ops_are_refused(given):
-    with pytest.raises(pccl.InvalidArgument, match="op must be"):
+    with pytest.raises(pccl.InvalidArgument, match="op must be .*, not [^a]"):
+        ReduceOp.parse(given, "allreduce")
+
+
+@pytest.mark.parametrize("given", [np.zeros(1), np.array(0), np.ones(3)])
+def test_an_array_is_no_op_though_it_may_equal_one(given):
+    with pytest.raises(pccl.InvalidArgument, match="not an array; outputs go to out="):
         ReduceOp.parse(given, "allreduce")
 
 
