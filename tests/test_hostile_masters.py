@@ -30,7 +30,7 @@ from pccl import _core, _testing
 
 THREE = [peer(1), peer(2), peer(3)]
 TERM = 3  # the members have followed the first of three masters in it
-PAUSE = 2  # the number of that command
+KICK, PAUSE = 0, 2  # the numbers of these commands
 NEXT = 7  # the first term of the second master above that
 
 
@@ -47,11 +47,13 @@ def comes(
     members: Sequence[bytes] = THREE,
     applied: int = 1,
     epoch: int = 1,
+    group: int = 0,
+    run: int | None = None,
 ) -> None:
     """The member with this number returns, on the connection of its number."""
     play.connect(number, f"192.0.2.{number}")
-    report = peer(number) + u32(0) + record(members, epoch=epoch) + u64(applied) + peer(number)
-    play.says(number, REJOIN, report, term=term)
+    report = peer(number) + u32(group) + record(members, epoch=epoch) + u64(applied) + peer(number)
+    play.says(number, REJOIN, report, term=term, run=run)
 
 
 def asked(play: _testing.MasterPlay) -> dict[int, int]:
@@ -449,6 +451,21 @@ def test_a_pause_of_admission_ends_when_the_master_steps_down() -> None:
     play.disconnect(3)
     comes(play, 3, term=NEXT + 1)
     assert not play.status()["paused"]
+
+
+def test_the_only_member_is_kicked_by_a_master_that_has_taken_over() -> None:
+    play = standby()
+    comes(play, 1, members=[peer(1)], run=5)
+    promised(play, [1], asked(play)[1])
+    play.says(1, ACCEPT, u64(2), term=NEXT)
+    assert play.members() == [1]
+    play.told()
+    play.connect(90, "192.0.2.90")
+    play.says(90, COMMAND, bytes([KICK]) + text(peer(1).hex()))
+    assert {what for to, what, *_ in play.told() if to == 1} == {"propose"}
+    play.disconnect(90)  # before the member has answered
+    play.says(1, ACCEPT, u64(3), term=NEXT)
+    assert gone(play) == {1: "kicked by the operator"}
 
 
 def test_peers_that_wait_for_a_run_make_way_for_one_that_has_begun() -> None:

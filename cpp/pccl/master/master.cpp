@@ -59,10 +59,15 @@ bool Master::may_be_long(ConnectionId connection) const {
   return it->second.asked || promises || member(connection);
 }
 
+// Whether the group has no peers, and no members that have to hear why.
+bool Master::is_over(std::uint32_t group) const {
+  return groups_.at(group)->empty() && !undecided_.contains(group);
+}
+
 // Drops a group that is empty, and which never had a member or is a pair.
 void Master::forget_group(std::uint32_t id) {
   const auto it = groups_.find(id);
-  if (it == groups_.end() || !it->second->empty()) return;
+  if (it == groups_.end() || !is_over(id)) return;
   if (it->second->record().epoch != 0 && id < kFirstPair) return;
   groups_.erase(it);
   quorums_.erase(id);
@@ -72,7 +77,7 @@ void Master::forget_group(std::uint32_t id) {
 // Keeps empty groups for late peers while there is room. False: there is no room.
 bool Master::make_room_for_group() {
   if (groups_.size() < options_.limits.max_groups) return true;
-  std::erase_if(groups_, [](const auto& item) { return item.second->empty(); });
+  std::erase_if(groups_, [&](const auto& item) { return is_over(item.first); });
   std::erase_if(quorums_, [&](const auto& item) { return !groups_.contains(item.first); });
   return groups_.size() < options_.limits.max_groups;
 }
@@ -190,7 +195,9 @@ void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
   if (connection == nullptr) return;
   log_rarely("connection from " + connection->address + " refused: " + error.reason, now);
   if (connection->group) {
-    group_for(*connection->group).evict(id, Code::evicted, "protocol misuse: " + error.reason, now);
+    const auto found = groups_.find(*connection->group);
+    if (found == groups_.end()) return close_now(id);  // the group has ended meanwhile
+    found->second->evict(id, Code::evicted, "protocol misuse: " + error.reason, now);
   } else {
     refuse(id, Code::refused, error.reason);
   }

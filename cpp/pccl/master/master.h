@@ -219,6 +219,7 @@ class Master final : private Surroundings {
   void step_down(const std::string& why);
   void settle_quorums(Instant now);
   bool settle(std::uint32_t group, Quorum& quorum, Instant now);
+  [[nodiscard]] bool is_over(std::uint32_t group) const;
   void check_quorums(Instant now);
   void forget_run();
   void propose_to(ConnectionId id, const Quorum& quorum);

@@ -156,9 +156,7 @@ void Master::step_down(const std::string& why) {
 
 void Master::forget_run() {
   if (!recoveries_.empty()) return;
-  const bool used =
-      std::ranges::any_of(groups_, [](const auto& item) { return !item.second->empty(); });
-  if (used) return;
+  if (!std::ranges::all_of(groups_, [&](const auto& item) { return is_over(item.first); })) return;
   if (run_ != own_run_) {
     quorums_.clear();
     groups_.clear();
