@@ -93,8 +93,9 @@ def record(
     hosts: Sequence[str] = (),
     name: str = "",
     relayed: Sequence[tuple[int, int]] = (),
+    gone: Sequence[tuple[bytes, str]] = (),
 ) -> bytes:
-    """An epoch of these members. `relayed`: pairs of ranks."""
+    """An epoch of these members. `relayed`: pairs of ranks. `gone`: ids, and why."""
     tickets = tickets or ids
     n = len(ids)
     addresses = listed([text(host) + bytes(2) for host in hosts])
@@ -112,7 +113,10 @@ def record(
     plan = u32(65536) + listed([u32(rank) for rank in range(n)])
     plan += listed([u64(1 << 60) + b"\0" + listed([u32(1)] * n)]) + listed([]) * 2
     what = u64(epoch) + b"\0" + u64(1, 0) + listed(members) + plan
-    what += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
+    departures = [who + text(why) + text("") for who, why in gone]
+    what += (
+        u32(0, 0, 0) + listed(departures) + listed([]) + bytes(2) + u64(0) + bytes(16) + listed([])
+    )
     what += u32(0, 0) + u32(replicas) + u64(0) + b"\0"
     return what + listed([u32(*pair) for pair in relayed])
 

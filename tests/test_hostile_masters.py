@@ -468,6 +468,28 @@ def test_the_only_member_is_kicked_by_a_master_that_has_taken_over() -> None:
     assert gone(play) == {1: "kicked by the operator"}
 
 
+def test_the_accepted_end_of_a_group_is_told_to_its_members() -> None:
+    play = standby()
+    for number in (1, 2, 3):
+        comes(play, number)
+    reasons = {number: f"reason {number}" for number in (1, 2, 3)}
+    end = record([], epoch=2, gone=[(peer(number), why) for number, why in reasons.items()])
+    assert set(asked(play)) == {1, 2, 3}
+    for number in (1, 2):  # they were frozen together, with the third one, until they were evicted
+        play.says(number, PROMISE, accepted(TERM, 2, end), term=NEXT)
+    assert gone(play) == {}
+    play.says(3, PROMISE, accepted(TERM, 2, end), term=NEXT)
+    assert gone(play) == reasons
+    # A minority that has accepted it does not end the group: the others know of nothing later.
+    play = standby()
+    for number in (1, 2, 3):
+        comes(play, number)
+    asked(play)
+    play.says(3, PROMISE, accepted(TERM, 2, end), term=NEXT)
+    promised(play, (1, 2), NEXT)
+    assert play.members() == [1, 2, 3]
+
+
 def test_peers_that_wait_for_a_run_make_way_for_one_that_has_begun() -> None:
     play = _testing.MasterPlay(0, {"masters": 3, "place": 0})
     play.passes(5)

@@ -216,6 +216,7 @@ class Master final : private Surroundings {
   [[nodiscard]] Instant enough_since(const Base& base,
                                      const std::map<Seat, ConnectionId>& seats) const;
   void take_over(std::uint32_t group, const Base& base, Instant now);
+  void end_with(std::uint32_t group, const wire::EpochRecord& last);
   void step_down(const std::string& why);
   void settle_quorums(Instant now);
   bool settle(std::uint32_t group, Quorum& quorum, Instant now);

@@ -403,8 +403,10 @@ void Master::promised(ConnectionId id, Connection& connection, const wire::Frame
       const bool follows = report != recovery.reports.end() && record != nullptr &&
                            record->epoch == report->at().first + 1 &&
                            accepted.entry.ordinal == report->at().second + 1;
-      if (promise.accepted.size() > 1 || !follows || !plausible(*record, options_) ||
-          !wire::check_relays(*record) || accepted.term >= recovery.term) {
+      // An epoch without members: the group may have ended, each of them evicted.
+      const bool sound = follows && (record->members.empty() || plausible(*record, options_)) &&
+                         wire::check_relays(*record);
+      if (promise.accepted.size() > 1 || !sound || accepted.term >= recovery.term) {
         refuse(id, Code::evicted, "its promise is inconsistent");
         return forget_report(id);
       }
@@ -492,6 +494,7 @@ bool Master::closed(const Claim& claim, const Knowledge& known) {
 
 // The proposal after this epoch that may be decided. Null: there is none, or it is not closed. No
 // other one is decided if a majority of the epoch's members has promised and applied nothing later.
+// One without members is closed: nothing follows.
 const Master::Claim* Master::proposal_after(const Claim& claim, const std::vector<Claim>& all,
                                             const Knowledge& known) {
   const auto electors = std::ranges::count_if(*claim.members, [&](const Seat& seat) {
@@ -507,7 +510,8 @@ const Master::Claim* Master::proposal_after(const Claim& claim, const std::vecto
     if (follows && (newest == nullptr || proposal.proposed->term() > newest->proposed->term()))
       newest = &proposal;
   }
-  return newest != nullptr && closed(*newest, known) ? newest : nullptr;
+  if (newest == nullptr || newest->members->empty()) return newest;
+  return closed(*newest, known) ? newest : nullptr;
 }
 
 // Empty: promises are missing. If all reports are true there is exactly one closed epoch that a
@@ -589,10 +593,28 @@ void Master::consider_takeover(std::uint32_t group, Recovery& recovery, Instant 
     recovery.again = enough;
     return;
   }
+  if (base->proposed) {
+    const auto& record = std::get<wire::EpochRecord>(base->proposed->what);
+    if (record.members.empty()) return end_with(group, record);
+  }
   Connection& source = connections_.at(base->source);
   if (!source.asked) return ask_for_log(base->source, source, base->last, now);
   if (!source.asked->complete) return;
   take_over(group, *base, now);
+}
+
+// The master before has evicted all members in this epoch, which may be decided. Each of them is
+// told why.
+void Master::end_with(std::uint32_t group, const wire::EpochRecord& last) {
+  log_rarely("group " + std::to_string(group) + " has ended, without members", now_);
+  const auto node = recoveries_.extract(group);
+  quiet_since_ = now_;
+  for (const auto& [seat, id] : gathered(group, node.mapped())) {
+    const auto own = std::ranges::find(last.departures, seat.first, &wire::Departure::id);
+    refuse(id, Code::evicted,
+           own != last.departures.end() ? own->reason : "the run went on without this peer");
+  }
+  forget_run();
 }
 
 // When this master need not wait any longer for members of the base. The grace of a false epoch
