@@ -490,13 +490,71 @@ def test_the_accepted_end_of_a_group_is_told_to_its_members() -> None:
     assert play.members() == [1, 2, 3]
 
 
+def founded(
+    groups: dict[int, list[int]], waiting: bool = True, **limits: int
+) -> _testing.MasterPlay:
+    """The first master, where these groups begin: the numbers of their peers."""
+    play = _testing.MasterPlay(0, {"masters": 3, "place": 0, **limits})
+    play.passes(2.5)
+    for group, numbers in groups.items():
+        begin(play, group, numbers, waiting)
+    return play
+
+
+def begin(
+    play: _testing.MasterPlay, group: int, numbers: Sequence[int], waiting: bool = True
+) -> None:
+    for number in numbers:
+        play.connect(number, f"192.0.2.{number}")
+        play.says(number, MAY_FOUND, b"", 0, term=0)
+        play.says(number, JOIN, join(number, group=group, waiting=waiting), 0, term=0)
+        assert play.has_group(group)
+
+
+def lose(play: _testing.MasterPlay, number: int) -> set[int]:
+    """The only member of its group is lost: whose connections the master closes for it."""
+    play.told()
+    play.disconnect(number)
+    play.passes(7)  # PCCL_HEARTBEAT_TIMEOUT, and more
+    return {to for to, what, *_ in play.told() if what == "close"}
+
+
+def test_the_loss_of_one_group_moves_no_other_one() -> None:
+    play = founded({0: [1], 7: [2]})
+    assert lose(play, 2) == set()
+    assert play.members() == [1] and not play.has_group(7)
+    play.passes(2.5)
+    begin(play, 9, [3])  # in the same run
+    assert play.members() == [1]
+
+
+def test_a_group_that_was_given_up_begins_again_with_a_higher_term() -> None:
+    play = founded({0: [1], 7: [2]})
+    lose(play, 2)
+    play.passes(2.5)
+    begin(play, 7, [3])
+    play.told()
+    play.connect(90, "192.0.2.90")
+    play.says(90, COMMAND, bytes([KICK]) + text(peer(3).hex()))
+    # Members that come back do not believe a refusal with a term that they have not followed.
+    assert [(to, term) for to, what, term, _ in play.told() if what == "propose"] == [(3, 2 * TERM)]
+    comes(play, 2, members=[peer(2)], group=7)
+    play.passes(1.1)
+    assert play.has_group(7) and 2 not in asked(play)
+
+
+def test_members_of_a_group_that_was_given_up_may_go_on_with_it() -> None:
+    play = founded({0: [1], 7: [2]})
+    lose(play, 2)
+    comes(play, 2, members=[peer(2)], group=7)
+    assert asked(play) == {2: 2 * TERM}
+    promised(play, [2], 2 * TERM)
+    play.says(2, ACCEPT, u64(2), term=2 * TERM)
+    assert play.has_group(7) and [what for _, what, *_ in play.told() if what == "epoch"]
+
+
 def test_peers_that_wait_for_a_run_make_way_for_one_that_has_begun() -> None:
-    play = _testing.MasterPlay(0, {"masters": 3, "place": 0})
-    play.passes(5)
-    play.connect(9, "192.0.2.9")
-    play.says(9, MAY_FOUND, b"", 0, term=0)
-    play.says(9, JOIN, join(9, waiting=False), 0, term=0)
-    assert play.has_group(0)
+    play = founded({0: [9]}, waiting=False)
     play.told()
     for number in (1, 2, 3):
         comes(play, number)

@@ -32,8 +32,9 @@ Group& Master::group_for(std::uint32_t id) {
   if (!group) {
     group.reset(new Group(id, options_, *this));
     if (!options_.place.alone()) {
-      quorums_.try_emplace(id, Quorum(options_.place.term_after(0)));
-      served_terms_.insert(options_.place.term_after(0));
+      const std::uint32_t term = options_.place.term_after(given_up_);
+      quorums_.try_emplace(id, Quorum(term));
+      served_terms_.insert(term);
     }
   }
   return *group;

@@ -194,7 +194,7 @@ class Master final : private Surroundings {
   void join_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
   bool let_vote(ConnectionId id, Connection& connection, const wire::Join& first);
   [[nodiscard]] bool serves_a_run() const;
-  void drop_pair(std::uint32_t group);
+  void give_up(std::uint32_t group);
   void rejoin_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
   void hear_vote(const Connection& connection, const wire::Frame& frame);
   void promised(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
@@ -285,6 +285,7 @@ class Master final : private Surroundings {
   std::map<std::uint32_t, Recovery> appeals_;  // to these: members of other epochs
   Allowance gives_way_;                        // to them
   std::set<std::uint32_t> served_terms_;
+  std::uint32_t given_up_ = 0;  // the highest term of a group that was given up
   Instant last_tick_{};
   // Several masters: its first event, or when members last came from another one or went there.
   std::optional<Instant> quiet_since_;

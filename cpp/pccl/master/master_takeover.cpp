@@ -108,29 +108,38 @@ void Master::check_quorums(Instant now) {
     if (it != quorums_.end() && it->second.accepts(connection.seat))
       here[it->first].insert(connection.seat);
   }
-  bool hopeless = false;
-  std::vector<std::uint32_t> hopeless_pairs;
+  bool alone = true;  // no group that is no pair has its majority here
+  std::vector<std::uint32_t> hopeless;
   for (auto& [group, quorum] : quorums_) {
     if (frozen) quorum.excuse(now);
-    if (groups_.at(group)->record().epoch == 0) continue;
-    if (!quorum.hopeless(here[group], options_.heartbeat_timeout, now)) continue;
-    if (group < kFirstPair) {
-      hopeless = true;
-    } else {
-      hopeless_pairs.push_back(group);
+    const Group& known = *groups_.at(group);
+    if (known.record().epoch == 0) continue;
+    if (quorum.hopeless(here[group], options_.heartbeat_timeout, now)) {
+      hopeless.push_back(group);
+    } else if (group < kFirstPair && !known.empty() && quorum.has_majority()) {
+      alone = false;
     }
   }
-  if (hopeless) return step_down("a majority of the members cannot be reached");
-  for (const std::uint32_t group : hopeless_pairs) drop_pair(group);
+  const bool only_pairs = std::ranges::all_of(hopeless, [](auto id) { return id >= kFirstPair; });
+  if (alone && !only_pairs) return step_down("a majority of the members cannot be reached");
+  for (const std::uint32_t group : hopeless) give_up(group);
 }
 
-// Both ends of a pair may have been on one host that is gone. The run does not depend on it.
-void Master::drop_pair(std::uint32_t group) {
+// Forgets this group only: the others have their members here, and do not depend on it. Its members
+// may go on at another master. A group that begins here with its number has a higher term, so they
+// do not take it for their own.
+void Master::give_up(std::uint32_t group) {
+  if (group < kFirstPair) {
+    log("group " + std::to_string(group) +
+        ": this master gives it up: a majority of its members cannot be reached");
+    quiet_since_ = now_;
+  }
   for (auto& [id, connection] : connections_) {
     if (connection.group != group) continue;
     connection.group.reset();
     close_now(id);
   }
+  given_up_ = std::max(given_up_, quorums_.at(group).term());
   groups_.erase(group);
   quorums_.erase(group);
   undecided_.erase(group);

@@ -71,6 +71,8 @@ class Quorum {
   // Whether this master must step down: a proposal was not decided, or a majority was away, for
   // `limit`.
   [[nodiscard]] bool hopeless(const std::set<Seat>& connected, Duration limit, Instant now);
+  // As of the last hopeless().
+  [[nodiscard]] bool has_majority() const { return !alone_since_; }
   // The master was frozen.
   void excuse(Instant now);
 
