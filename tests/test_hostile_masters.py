@@ -453,6 +453,31 @@ def test_a_pause_of_admission_ends_when_the_master_steps_down() -> None:
     assert not play.status()["paused"]
 
 
+def ordered(play: _testing.MasterPlay, kind: int, name: str = "") -> tuple[int, str]:
+    """The master's answer to a command: whether it obeys, and what it says."""
+    play.connect(90, "192.0.2.90")
+    play.says(90, COMMAND, bytes([kind]) + text(name))
+    (answer,) = ((done, said) for to, what, done, said in play.told() if what == "result")
+    play.disconnect(90)
+    return answer
+
+
+def test_a_standby_obeys_no_command() -> None:
+    play = standby()
+    for kind in (KICK, PAUSE):
+        assert ordered(play, kind, "b") == (0, "this master serves no peers now")
+    assert not play.status()["paused"]
+
+
+def test_a_pause_of_peers_that_wait_ends_when_members_of_a_run_come() -> None:
+    play = founded({0: [9]}, waiting=False)
+    assert ordered(play, PAUSE)[0] and play.status()["paused"]
+    for number in (1, 2, 3):
+        comes(play, number)
+    promised(play, (1, 2, 3), max(asked(play).values()))
+    assert play.members() == [1, 2, 3] and not play.status()["paused"]
+
+
 def test_the_only_member_is_kicked_by_a_master_that_has_taken_over() -> None:
     play = standby()
     comes(play, 1, members=[peer(1)], run=5)

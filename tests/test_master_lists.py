@@ -195,6 +195,13 @@ def test_the_status_and_commands_find_the_master_that_serves(number: signal.Sign
         assert (status, out) == (2, "") and 'no peer of this run has the name or id "bob"' in err
 
 
+def test_commands_are_refused_while_no_master_serves() -> None:
+    with masters() as run:
+        for arguments in (["kick", run.address, "bob"], ["pause-admission", run.address]):
+            status, out, err = pccl(*arguments)
+            assert (status, out) == (2, "") and "no master serves peers now" in err
+
+
 def test_a_pause_of_admission_ends_with_the_master_that_was_asked() -> None:
     with masters() as run:
         peers = run.peers(2, master_lists.train)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pccl import _core
 from pccl.errors import PCCLError
 from pccl.tools.parsing import Example, Misuse, Parser, add_master, reason_of
-from pccl.tools.status import ask_any, in_background, master_of
+from pccl.tools.status import SERVES, WAITS, ask_any, in_background, master_of
 
 __all__: list[str] = []
 
@@ -92,7 +92,12 @@ def run(options: argparse.Namespace) -> int:
     call: Any = _core.command
 
     def order() -> Any:
-        at = ask_any(master)[0] if "," in master else master
+        at = master
+        if "," in master:
+            at, answer = ask_any(master)
+            # A standby that obeyed would do so later, when it takes over.
+            if not any(one["state"] in (SERVES, WAITS) for one in answer["masters"]):
+                raise Misuse("no master serves peers now; try again in a moment")
         return call(at, kind, name)
 
     try:

@@ -1,4 +1,5 @@
 // Commands of the operator, who joins nothing.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,10 @@ void Master::command(ConnectionId id, Connection& connection, const wire::Comman
 }
 
 wire::CommandResult Master::carry_out(const wire::Command& command, Instant now) {
+  // Another master may serve the run, or take it over: this one would change nothing there.
+  const bool idle =
+      std::ranges::all_of(groups_, [](const auto& item) { return item.second->empty(); });
+  if (!options_.place.alone() && idle) return {false, "this master serves no peers now"};
   if (command.kind == wire::CommandKind::pause_admission) return pause_admission(true);
   if (command.kind == wire::CommandKind::resume_admission) return pause_admission(false);
   struct Found {

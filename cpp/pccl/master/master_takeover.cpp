@@ -171,6 +171,7 @@ void Master::forget_run() {
     groups_.clear();
   }
   run_ = own_run_;
+  admission_paused_ = false;
 }
 
 // -- newcomers
@@ -366,6 +367,7 @@ bool Master::give_way() {
   groups_.clear();
   quorums_.clear();
   undecided_.clear();
+  admission_paused_ = false;  // it was of the run that has not begun
   return true;
 }
 
