@@ -413,5 +413,9 @@ class Master:
     def wait(self, timeout: float | None) -> bool:
         """True when it has stopped. Releases the GIL, obeys Ctrl-C."""
 
+    def departed(self, peer: Communicator, timeout: float | None) -> bool:
+        """True when this peer, which has left, needs this master no more: nor do the others, to
+        learn of it. Or when the master has stopped. Releases the GIL, obeys Ctrl-C."""
+
 def parse_masters(text: str, function: str) -> list[tuple[str, int]]:
     """The masters' addresses, comma-separated, as (host, port)."""

@@ -13,6 +13,7 @@ __all__ = ["MasterNode"]
 
 _MAX_PEERS = 2**31 - 1
 _MAX_MASTERS = 16
+_DEPARTURE_SECONDS = 2.0  # the others agree on a departure within milliseconds
 _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port long before
 
 
@@ -98,6 +99,10 @@ class MasterNode:
             InvalidUsage: It does not run.
         """
         return self._started("MasterNode.status").status()
+
+    def _see_off(self, peer: _core.Communicator) -> None:
+        """Waits until the others know that this peer has left, but not for long."""
+        self._started("MasterNode.departed").departed(peer, _DEPARTURE_SECONDS)
 
     def interrupt(self) -> None:
         """Stops it. When this returns its port is free again. May be called again."""

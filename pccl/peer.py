@@ -233,12 +233,15 @@ class Peer(_core.Reducer):
                 companions = list(self._companions)
             for companion in companions:
                 companion._close(failure)
-            for engine in (self._candidate, self._engine):
-                if engine is not None:
-                    engine.on_change(None)
-                    engine.close(failure)
+            engines = [one for one in (self._candidate, self._engine) if one is not None]
+            for engine in engines:
+                engine.on_change(None)
+                engine.close(failure)
             if publisher is not None:
                 publisher.wait()
+            if standby is not None:
+                for engine in engines:
+                    standby._see_off(engine)  # the others would take its end for a loss
         finally:
             if standby is not None:
                 standby.interrupt()

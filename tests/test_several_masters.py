@@ -272,6 +272,29 @@ def test_a_run_without_a_machine_of_its_own_survives_the_peer_that_has_the_maste
             peer.destroy()
 
 
+@pytest.mark.parametrize("shm", ["1", "0"], ids=["shm", "tcp"])
+def test_the_peer_that_has_the_master_leaves_and_the_last_one_goes_on(shm: str) -> None:
+    where = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    env = {**FAST, "PCCL_SHM": shm, "PCCL_MASTER": where, "PCCL_MIN_PEERS": "2"}
+    program = partial(several_masters.reduce_in_steps, COUNT)
+    peers: list[Worker] = []
+    try:
+        for address in where.split(","):
+            peers.append(Worker(program, **env, PCCL_STANDBY="1"))
+            wait_for_port(int(address.rpartition(":")[2]))
+        for peer in peers:
+            assert peer.expect("in")["size"] == 2
+            peer.tell(20)
+        finish(peers, 2)
+        peers[1].tell(200)  # it waits for the first one
+        peers[0].tell(0)
+        assert peers[0].ends() == 0
+        finish(peers[1:], 1)
+    finally:
+        for peer in peers:
+            peer.destroy()
+
+
 def wait_for_port(port: int) -> None:
     """Returns once something listens there."""
     while True:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
 #include "pccl/bindings/common.h"
+#include "pccl/bindings/communicator.h"
 #include "pccl/bindings/status.h"
 #include "pccl/io/address.h"
 #include "pccl/master/surroundings.h"
@@ -67,22 +69,34 @@ class Master {
   }
   bool wait(Seconds timeout) {
     check("MasterNode.wait");
+    return poll(timeout, [&](Instant until) { return server_->wait(until); });
+  }
+  bool departed(const CommunicatorHandle& peer, Seconds timeout) {
+    check("MasterNode.departed");
+    const std::future<void> departed = server_->departed(peer.engine->id());
+    return poll(timeout, [&](Instant until) {
+      return departed.wait_until(until) == std::future_status::ready || server_->wait(Instant{});
+    });
+  }
+
+ private:
+  // Calls `ended` until it returns true, each time for a short while. False: the time is over.
+  template <class Ended>
+  bool poll(Seconds timeout, const Ended& ended) {
     Signals signals;
     const auto limit = duration(timeout);
     const Instant start = clock_now();
     const auto left = [&] { return limit ? *limit - (clock_now() - start) : kSlice; };
-    bool ended = false;
+    bool over = false;
     {
       const GilRelease release;
       do {
-        ended = server_->wait(clock_now() + std::min(kSlice, left()));
-      } while (!ended && !signals.check() && left() > Duration{});
+        over = ended(clock_now() + std::min(kSlice, left()));
+      } while (!over && !signals.check() && left() > Duration{});
     }
     signals.rethrow();
-    return ended;
+    return over;
   }
-
- private:
   [[nodiscard]] bool inert() const { return fork_generation() != generation_; }
   void check(const char* function) const {
     if (!inert()) return;
@@ -120,7 +134,8 @@ void bind_master(nb::module_& m) {
       .def("address", &Master::address)
       .def("status", &Master::status)
       .def("interrupt", &Master::interrupt)
-      .def("wait", &Master::wait, nb::arg("timeout").none());
+      .def("wait", &Master::wait, nb::arg("timeout").none())
+      .def("departed", &Master::departed, "peer"_a, nb::arg("timeout").none());
 }
 
 }  // namespace pccl::bindings

@@ -39,6 +39,12 @@ bool Group::knows(ConnectionId connection) const {
   return const_cast<Peers&>(peers_).on(connection) != nullptr;
 }
 
+bool Group::has(const PeerId& peer) const {
+  const auto is_this = [&](const Peer& known) { return known.member.id == peer; };
+  return std::ranges::any_of(peers_.members, is_this) ||
+         std::ranges::any_of(peers_.candidates, is_this);
+}
+
 std::string Group::summary() const {
   std::string text = "epoch " + std::to_string(record_.epoch) + " members";
   for (const Peer& peer : peers_.members) text += " " + peer.member.id.brief();

@@ -133,6 +133,7 @@ class Group {
                                                 const std::function<bool(ConnectionId)>& fit);
   [[nodiscard]] PeerId member_on(ConnectionId connection) const;
   [[nodiscard]] bool knows(ConnectionId connection) const;
+  [[nodiscard]] bool has(const PeerId& peer) const;  // as a member, or as a newcomer
   [[nodiscard]] const wire::EpochRecord& record() const { return record_; }
   [[nodiscard]] const DecisionLog& log() const { return log_; }
   [[nodiscard]] bool empty() const { return peers_.empty(); }

@@ -45,6 +45,11 @@ bool Master::anonymous(ConnectionId connection) const {
   return it == connections_.end() || (!it->second.group && !it->second.recovers);
 }
 
+bool Master::departed(const PeerId& peer) const {
+  return undecided_.empty() &&
+         std::ranges::none_of(groups_, [&](const auto& item) { return item.second->has(peer); });
+}
+
 bool Master::member(ConnectionId connection) const {
   const auto it = connections_.find(connection);
   if (it == connections_.end() || !it->second.group) return false;

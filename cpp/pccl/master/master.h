@@ -80,6 +80,9 @@ class Master final : private Surroundings {
   // Whether the connection's peer has not identified itself. The server strictly limits such
   // connections.
   [[nodiscard]] bool anonymous(ConnectionId connection) const;
+  // Whether nothing of this peer's membership remains: it is in no group, and all epochs are
+  // decided.
+  [[nodiscard]] bool departed(const PeerId& peer) const;
   // Whether the connection's peer is a member of an epoch. Other peers need no long messages.
   [[nodiscard]] bool member(ConnectionId connection) const;
   // Whether the connection's peer may send long messages: a member, or a returning member that was

@@ -162,6 +162,24 @@ Result<wire::RunStatus> Server::status() {
   return std::move(*answer->status);
 }
 
+std::future<void> Server::departed(const PeerId& peer) {
+  std::promise<void> done;
+  std::future<void> departed = done.get_future();
+  asio::post(context_, [this, peer, done = std::move(done)]() mutable {
+    departures_.emplace_back(peer, std::move(done));
+    act();
+  });
+  return departed;
+}
+
+void Server::tell_departures() {
+  std::erase_if(departures_, [&](auto& item) {
+    if (queued_ > 0 || !master_.departed(item.first)) return false;
+    item.second.set_value();
+    return true;
+  });
+}
+
 // -- connections
 
 io::Doorway::Owner Server::doorway_owner() {
@@ -345,6 +363,7 @@ void Server::act() {
       drop(most->first);
     }
   }
+  tell_departures();
   arm_timer();
 }
 

@@ -6,6 +6,7 @@
 #include <asio/steady_timer.hpp>
 #include <condition_variable>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "pccl/base/settings.h"
@@ -49,6 +51,9 @@ class Server {
   void interrupt();
   // Waits for the server's thread. invalid_usage: it does not run.
   [[nodiscard]] Result<wire::RunStatus> status();
+  // Ready once a peer that has left is in no group here, all epochs are decided, and everything is
+  // written. Until then its run may need this master.
+  [[nodiscard]] std::future<void> departed(const PeerId& peer);
   // Waits for the end of serving. True: the server has stopped or never ran. False: `until` has
   // passed first.
   bool wait(Instant until);
@@ -82,6 +87,7 @@ class Server {
   bool flush(master::ConnectionId id, Connection& connection);
   void drop(master::ConnectionId id);
   void relay(master::ConnectionId id, const PeerId& token);
+  void tell_departures();
   void make_room();
   void close_one(master::ConnectionId id, const std::string& why);
   void promote(master::ConnectionId id, Connection& connection);
@@ -106,6 +112,7 @@ class Server {
   std::size_t held_ = 0;              // bytes of members' incomplete messages, over all connections
   std::size_t queued_ = 0;            // bytes that peers have not read yet, over all connections
   std::vector<std::uint8_t> scratch_;
+  std::vector<std::pair<PeerId, std::promise<void>>> departures_;  // that are waited for
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable ended_;
