@@ -38,7 +38,7 @@ class Liar:
     def __init__(self, master: str, served: str, epoch: int) -> None:
         with contextlib.closing(_dial(served)) as newcomer:
             newcomer.sendall(control(JOIN, join(8, waiting=False)))
-            *_, self.term, self.run, _ = _header(newcomer)
+            *_, self.term, self.run, _ = header(newcomer)
         self.ordinal = epoch
         self.believed = threading.Event()
         self.socket = _dial(master)
@@ -54,8 +54,8 @@ class Liar:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                kind, length, self.term = _header(self.socket)[1:4]
-                payload = _exactly(self.socket, length)
+                kind, length, self.term = header(self.socket)[1:4]
+                payload = exactly(self.socket, length)
                 if kind == ASK_PROMISE:
                     self.say(PROMISE, listed([]))
                 elif kind == REQUEST_LOG:
@@ -82,7 +82,7 @@ def _dial(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), 60)
 
 
-def _exactly(source: socket.socket, count: int) -> bytes:
+def exactly(source: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         more = source.recv(count - len(data))
@@ -92,6 +92,6 @@ def _exactly(source: socket.socket, count: int) -> bytes:
     return data
 
 
-def _header(source: socket.socket) -> tuple[int, ...]:
-    _, version, kind, _, *rest = HEADER.unpack(_exactly(source, HEADER.size))
+def header(source: socket.socket) -> tuple[int, ...]:
+    _, version, kind, _, *rest = HEADER.unpack(exactly(source, HEADER.size))
     return version, kind, *rest

@@ -74,6 +74,88 @@ def lost_at(link: _testing.LinkPlay) -> None:
     link.opens()
     link.welcome()
     link.fails(True)
+    assert link.due(True) == "0"
+    link.fails(False)
+
+
+def test_a_member_whose_connection_breaks_dials_its_master_once_more() -> None:
+    link = _testing.LinkPlay(3)
+    lost_at(link)
+    assert link.due(True) == "1"
+    link.opens()
+    link.welcome()
+    for _ in range(2):
+        link.fails(True)
+        assert link.due(True) == "1"
+        link.opens()
+        link.welcome()
+
+
+def test_a_member_leaves_a_silent_master_at_once() -> None:
+    link = _testing.LinkPlay(3)
+    assert link.due(True) == "0"
+    link.opens()
+    link.welcome()
+    link.passes(6)  # PCCL_HEARTBEAT_TIMEOUT
+    assert link.due(True) == "silent"
+    link.fails(True)
+    assert link.due(True) == "1"
+
+
+def waits(link: _testing.LinkPlay, seconds: float) -> None:
+    """So long, at a master that sends heartbeats."""
+    link.passes(seconds)
+    link.hears()
+
+
+def unsure(link: _testing.LinkPlay) -> None:
+    """A newcomer waits at the first of three masters for a run to begin; the last is silent."""
+    while not link.may_found():
+        for address, recovers in (("0", False), ("1", False), ("2", None)):
+            answers(link, address, recovers)
+        link.passes(1)
+    assert link.due(False) == "0"
+    link.opens()
+    link.welcome(waits=True)
+
+
+def test_a_newcomer_that_waits_for_a_run_asks_the_other_masters_again() -> None:
+    link = _testing.LinkPlay(3)
+    unsure(link)
+    assert link.due(False) == ""
+    for _ in range(2):
+        waits(link, 6 + 3 * 3)  # as long as members need to come to another master
+        assert link.due(False) == "elsewhere"
+        answers(link, "1", False)
+        answers(link, "2", None)
+        assert link.may_found()  # at once: it has asked twice, with that time between
+        assert link.due(False) == "0"
+        link.opens()
+        link.welcome(waits=True)
+    waits(link, 6 + 3 * 3)
+    assert link.due(False) == "elsewhere"
+    answers(link, "1", True)  # members are there
+    answers(link, "2", None)
+    assert not link.may_found()
+
+
+def test_a_newcomer_whose_connection_breaks_while_it_waits_asks_all_others_first() -> None:
+    link = _testing.LinkPlay(3)
+    unsure(link)
+    link.passes(100)
+    link.fails(True)
+    assert link.due(False) == "0" and not link.may_found()
+
+
+def test_a_newcomer_to_which_all_masters_have_answered_waits_where_it_is() -> None:
+    link = _testing.LinkPlay(3)
+    for address in ("0", "1", "2"):
+        answers(link, address, False)
+    assert link.due(False) == "0" and link.may_found()
+    link.opens()
+    link.welcome(waits=True)
+    waits(link, 1000)
+    assert link.due(False) == ""
 
 
 def test_a_member_that_is_refused_asks_the_other_masters() -> None:

@@ -11,6 +11,7 @@ import pytest
 from liars import Liar
 from namespaces import Host, Lab, at, ip
 from namespaces import worker as worker_on
+from pretended import Pretended
 from programs import master, several_masters
 from workers import FAST, Program, Worker, eventually, free_ports, masters, wait_for_line
 
@@ -137,6 +138,26 @@ def test_a_newcomer_finds_the_master_that_serves() -> None:
             assert peer.expect("done", 60) == {"event": "done", "ok": True, "size": 3}
         late.expect("in")
         assert late.expect("done", 60) == {"event": "done", "ok": True, "size": 3}
+
+
+def test_a_newcomer_that_makes_way_joins_whatever_run_there_is() -> None:
+    first, second = Pretended(2), Pretended(2)
+    addresses = f"{first.address},{second.address}"
+    peer = Worker(several_masters.join_and_fail, **FAST, PCCL_MASTER=addresses)
+    try:
+        for one in (first, second):
+            assert one.joined() == (False, 0)
+            one.dismiss(recovers=False)
+        assert first.joined() == (True, 0)
+        first.welcome(term=2, run=77)
+        first.dismiss(recovers=True)  # members of another run have come
+        for one in (second, first):
+            assert one.joined() == (False, 0)
+            one.dismiss(recovers=True)
+    finally:
+        peer.destroy()
+        first.close()
+        second.close()
 
 
 def test_a_run_begins_though_a_master_is_down_but_not_at_once() -> None:

@@ -106,14 +106,12 @@ void Engine::hear(const SessionEvent& event) {
           [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
           [&](const wire::NotServing& answer) {
             master_link_.on_not_serving(answer.recovers, now());
-            session_.on_lost();
-            actions_.close_control = true;
+            leave_master();
           },
           [&](const LeftBehind& left) {
             log(LogLevel::debug, "a master says \"" + left.error.reason + "\"; asking the others");
             master_link_.on_refused(left.error, now());
-            session_.on_lost();
-            actions_.close_control = true;
+            leave_master();
           },
           [&](const wire::Drain&) {
             if (draining_) return;
@@ -147,7 +145,7 @@ void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
 }
 
 void Engine::on_welcome(const Welcomed& welcomed) {
-  master_link_.on_welcome();
+  master_link_.on_welcome(!welcomed.welcome.group_started, now());
   admission_.on_welcome(welcomed.welcome);
   if (welcomed.again) session_.say_again(calls().open_messages());
   if (!session_.member()) return;
@@ -155,6 +153,12 @@ void Engine::on_welcome(const Welcomed& welcomed) {
   // The master may lack the reports of links, or be a new one.
   for (const link::LinkStateReport& report : links_.report_all(link_driver_.context()))
     session_.report_link(report.peer, report.state, report.reason);
+}
+
+// Closes the control connection: another master is dialled.
+void Engine::leave_master() {
+  session_.on_lost();
+  actions_.close_control = true;
 }
 
 void Engine::request_admission(Instant now) {
@@ -510,6 +514,11 @@ bool Engine::check_master_link() {
     case MasterLink::Due::silent:
       actions_.close_control = true;
       on_control_lost("nothing heard from the master", now());
+      return true;
+    case MasterLink::Due::elsewhere:
+      log(LogLevel::debug, "no run has begun here yet; asking the other masters again");
+      master_link_.look_elsewhere(now());
+      leave_master();
       return true;
     case MasterLink::Due::lost:
       break;

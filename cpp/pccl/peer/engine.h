@@ -155,6 +155,7 @@ class Engine {
   // -- messages from the master
   void hear(const SessionEvent& event);
   void on_welcome(const Welcomed& welcomed);
+  void leave_master();
   void on_epoch(const Record& record);
   void begin_admission(const Record& record);
   void on_outcome(const wire::Outcome& outcome);

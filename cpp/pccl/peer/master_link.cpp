@@ -25,9 +25,28 @@ bool MasterLink::may_found() const {
   return unserved_ + 1 >= masters_ && turn_since_ - unserved_since_ >= takeover_time();
 }
 
+// A newcomer that was let in although a master did not answer must look for its members again: they
+// may have come to another one.
+void MasterLink::on_welcome(bool waits, Instant now) {
+  const bool unsure = waits && may_found() && idle_ + 1 < masters_;
+  look_at_ = unsure ? now + takeover_time() : Instant::max();
+  if (!unsure) unserved_ = 0;
+  reached_ = true;
+  answered_ = true;
+  misses_ = idle_ = refusals_ = 0;
+  refusal_.reset();
+}
+
+void MasterLink::look_elsewhere(Instant now) {
+  open_ = false;
+  lost_at_ = now;
+  go_on(now, kRedial);
+}
+
 // Chooses the next address. After each full turn but the first there is a pause.
 void MasterLink::go_on(Instant now, Duration pause) {
   answered_ = false;
+  look_at_ = Instant::max();
   refusals_ = 0;
   if (at_ == 0) turn_since_ = now;
   if (unserved_++ == 0) unserved_since_ = now;
@@ -70,7 +89,16 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
   const bool was_open = std::exchange(open_, false);
   // Without an answer, the master counts as lost since the end of the previous connection.
   const bool in_use = was_open && welcomed;
+  const bool silent = std::exchange(silent_, false);
   if (in_use) lost_at_ = now;
+  // A broken connection alone does not mean that its master is gone.
+  if (in_use && (masters_ == 1 || !silent)) {
+    answered_ = false;
+    look_at_ = Instant::max();
+    unserved_ = 0;  // what the other masters said is too old
+    next_dial_ = now;
+    return true;
+  }
   if (masters_ > 1) {
     failed_ = true;
     first_failed_ = first_failed_ || at_ == 0;
@@ -83,19 +111,22 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
     next_dial_ = now + kFirstDial;
     return false;
   }
-  next_dial_ = in_use ? now : now + kRedial;
-  return in_use;
+  next_dial_ = now + kRedial;
+  return false;
 }
 
 MasterLink::Due MasterLink::on_time(Instant now, bool member) {
   const bool waits = masters_ > 1 && !answered_;
-  if (open_ && now - heard_ >= (waits ? patience_ : heartbeat_timeout_)) return Due::silent;
+  if (open_ && now - heard_ >= (waits ? patience_ : heartbeat_timeout_)) {
+    silent_ = true;
+    return Due::silent;
+  }
   // A newcomer may have to wait until it may found a run.
   const Duration limit =
       masters_ == 1 || member ? reconnect_timeout_ : reconnect_timeout_ + takeover_time();
   if (reached_ && !answered_ && masters_ > 1 && now - lost_at_ >= limit) return Due::lost;
   if (refusals_ >= masters_) return Due::lost;
-  if (open_) return Due::nothing;
+  if (open_) return !member && now >= look_at_ ? Due::elsewhere : Due::nothing;
   if (reached_ && now - lost_at_ >= limit) return Due::lost;
   if (dialling_ || now < next_dial_) return Due::nothing;
   dialling_ = true;

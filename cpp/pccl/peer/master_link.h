@@ -22,18 +22,13 @@ class MasterLink {
         masters_(masters),
         patience_(kPatience + kPatience * id.bytes.back() / 256) {}
 
-  enum class Due : std::uint8_t { nothing, dial, silent, lost };
+  enum class Due : std::uint8_t { nothing, dial, silent, elsewhere, lost };
 
   void start(Instant now) { next_dial_ = now; }
   void on_open(Instant now);
   void on_heard(Instant now) { heard_ = now; }
-  // The master has answered a Join or a Rejoin.
-  void on_welcome() {
-    reached_ = true;
-    answered_ = true;
-    misses_ = unserved_ = idle_ = refusals_ = 0;
-    refusal_.reset();
-  }
+  // The master has answered a Join or a Rejoin. `waits`: the group has not begun yet.
+  void on_welcome(bool waits, Instant now);
   // The master does not serve the group: the next one is dialled. Ends the connection. `recovers`:
   // that master may serve it soon.
   void on_not_serving(bool recovers, Instant now);
@@ -42,16 +37,20 @@ class MasterLink {
   // connection.
   void on_refused(const Error& error, Instant now);
   // The connection ended, or a dial failed. `welcomed`: the master had answered on it. True: it was
-  // in use.
+  // in use. Then its master is dialled once more, unless it was silent.
   bool on_lost(const std::string& reason, bool welcomed, Instant now);
   // This peer has closed the connection.
   void close() { open_ = false; }
+  // This peer has closed the connection to ask the other masters again.
+  void look_elsewhere(Instant now);
   // Returns the action that is due. `dial`: the dial counts as begun. `member`: a newcomer may wait
-  // longer.
+  // longer. `elsewhere`: a newcomer waits for a run to begin, and another one may have come to a
+  // master meanwhile.
   [[nodiscard]] Due on_time(Instant now, bool member);
   [[nodiscard]] Instant next_deadline() const {
     if (open_ && masters_ > 1 && !answered_) return heard_ + patience_;
-    return open_ || dialling_ ? Instant::max() : next_dial_;
+    if (open_) return look_at_;
+    return dialling_ ? Instant::max() : next_dial_;
   }
   // Which of the addresses is dialled, or was dialled last.
   [[nodiscard]] std::uint32_t at() const { return at_; }
@@ -95,8 +94,10 @@ class MasterLink {
   std::uint32_t idle_ = 0;      // how many of the last addresses answered, but do not serve
   std::uint32_t refusals_ = 0;  // how many of the last addresses refused this member
   std::optional<Error> refusal_;
-  Instant turn_since_{};   // when the first address was left
-  bool answered_ = false;  // a Welcome, on this connection
+  Instant turn_since_{};              // when the first address was left
+  Instant look_at_ = Instant::max();  // when a newcomer that waits for a run asks the others again
+  bool answered_ = false;             // a Welcome, on this connection
+  bool silent_ = false;               // on_time() has said so
   bool open_ = false;
   bool dialling_ = false;
   bool reached_ = false;

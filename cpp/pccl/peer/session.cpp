@@ -56,8 +56,8 @@ void Session::on_open(std::uint32_t master, bool may_found) {
   if (member()) {
     say(rejoin());
   } else {
-    if (may_found && !promised_) {
-      // The run that welcomed this newcomer is over.
+    if (options_.masters > 1 && !promised_) {
+      // The run that welcomed this newcomer may be over, or may not have begun.
       run_ = 0;
       term_ = 0;
     }
@@ -112,7 +112,7 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
                       options_.masters);
   }
   if (std::holds_alternative<wire::NotServing>(frame.message)) {
-    if (member() || welcomed_) return broken("a master that answers no Join");
+    if (member()) return broken("a master that answers no Join");
     return Event{std::get<wire::NotServing>(frame.message)};
   }
   // A majority of one list is none of another one.

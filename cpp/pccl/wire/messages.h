@@ -378,8 +378,8 @@ struct Drain {
 
 // -- several masters: see docs/internals/several-masters.md
 
-// Master to a peer that sent Join: this master serves no members of that group. The peer asks the
-// next address. The connection ends.
+// Master to a peer that sent Join: this master serves no members of that group, or newcomers that
+// wait for a run to begin must make way. The peer asks the next address. The connection ends.
 struct NotServing {
   bool recovers = false;  // this master may serve the group soon
   bool operator==(const NotServing&) const = default;

@@ -19,7 +19,8 @@ class LinkPlay {
     link_.start(now_);
   }
 
-  // The number of the address that is dialled now, "silent", "lost", or "" if nothing is due.
+  // The number of the address that is dialled now, "silent", "elsewhere", "lost", or "" if nothing
+  // is due.
   std::string due(bool member) {
     using Due = pccl::peer::MasterLink::Due;
     switch (link_.on_time(now_, member)) {
@@ -27,6 +28,9 @@ class LinkPlay {
         return std::to_string(link_.at());
       case Due::silent:
         return "silent";
+      case Due::elsewhere:
+        link_.look_elsewhere(now_);
+        return "elsewhere";
       case Due::lost:
         return "lost";
       case Due::nothing:
@@ -38,7 +42,8 @@ class LinkPlay {
     now_ += std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
   }
   void opens() { link_.on_open(now_); }
-  void welcome() { link_.on_welcome(); }
+  void hears() { link_.on_heard(now_); }
+  void welcome(bool waits) { link_.on_welcome(waits, now_); }
   void not_serving(bool recovers) { link_.on_not_serving(recovers, now_); }
   void refuses() { link_.on_refused({pccl::Code::evicted, "left behind"}, now_); }
   void fails(bool welcomed) { (void)link_.on_lost("refused", welcomed, now_); }
@@ -59,7 +64,8 @@ void bind_master_link(nb::module_& m) {
       .def("due", &LinkPlay::due, "member"_a)
       .def("passes", &LinkPlay::passes, "seconds"_a)
       .def("opens", &LinkPlay::opens)
-      .def("welcome", &LinkPlay::welcome)
+      .def("hears", &LinkPlay::hears)
+      .def("welcome", &LinkPlay::welcome, "waits"_a = false)
       .def("not_serving", &LinkPlay::not_serving, "recovers"_a)
       .def("refuses", &LinkPlay::refuses)
       .def("fails", &LinkPlay::fails, "welcomed"_a)
