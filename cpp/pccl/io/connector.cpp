@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pccl/io/address.h"
+#include "pccl/io/look_ups.h"
 #include "pccl/io/tls.h"
 
 namespace pccl::io {
@@ -16,10 +17,10 @@ constexpr std::size_t kMaxEndpoints = 16;
 
 }  // namespace
 
-Connector::Connector(asio::io_context& context, Duration timeout, Done done,
+Connector::Connector(asio::io_context& context, const Times& times, Done done,
                      std::unique_ptr<Tls> tls, Relay relay)
     : context_(context),
-      timeout_(timeout),
+      times_(times),
       deadline_(context),
       stagger_(context),
       answer_(std::move(relay.answer)),
@@ -29,16 +30,16 @@ Connector::Connector(asio::io_context& context, Duration timeout, Done done,
 }
 
 std::shared_ptr<Connector> Connector::start(asio::io_context& context, const wire::Address& address,
-                                            Duration timeout, Done done, std::unique_ptr<Tls> tls,
+                                            const Times& times, Done done, std::unique_ptr<Tls> tls,
                                             Relay relay) {
   std::shared_ptr<Connector> made(
-      new Connector(context, timeout, std::move(done), std::move(tls), std::move(relay)));
+      new Connector(context, times, std::move(done), std::move(tls), std::move(relay)));
   made->begin(address);
   return made;
 }
 
-void Connector::arm_deadline() {
-  deadline_.expires_after(timeout_);
+void Connector::arm_deadline(Duration time) {
+  deadline_.expires_after(time);
   deadline_.async_wait([self = shared_from_this()](const asio::error_code& error) {
     if (!error) self->finish(self->failure_.empty() ? "no answer" : self->failure_);
   });
@@ -46,23 +47,23 @@ void Connector::arm_deadline() {
 
 void Connector::begin(const wire::Address& address) {
   auto self = shared_from_this();
-  arm_deadline();
   if (const auto numeric = numeric_endpoint(address)) {
+    arm_deadline(times_.connect);
     endpoints_.push_back(*numeric);
     asio::post(context_, [self] { self->try_next(); });
     return;
   }
-  auto resolver = std::make_shared<asio::ip::tcp::resolver>(context_);
-  resolver->async_resolve(
-      address.host, std::to_string(address.port), asio::ip::tcp::resolver::numeric_service,
-      [self, resolver, host = address.host](const asio::error_code& error, const auto& results) {
-        if (error) return self->finish("cannot resolve " + host + ": " + error.message());
-        for (const auto& result : results) {
-          if (self->endpoints_.size() < kMaxEndpoints)
-            self->endpoints_.push_back(result.endpoint());
-        }
-        self->try_next();
-      });
+  const std::string failure = "cannot resolve " + address.host + ": ";
+  failure_ = failure + "no answer of a name server";
+  arm_deadline(times_.look_up);
+  look_up_ = LookUps::of(context_).start(address, [self, failure](const LookUps::Answer& answer) {
+    if (!answer.failure.empty()) return self->finish(failure + answer.failure);
+    self->failure_.clear();
+    self->endpoints_ = answer.endpoints;
+    if (self->endpoints_.size() > kMaxEndpoints) self->endpoints_.resize(kMaxEndpoints);
+    self->arm_deadline(self->times_.connect);
+    self->try_next();
+  });
 }
 
 void Connector::try_next() {
@@ -73,8 +74,13 @@ void Connector::try_next() {
       failure_ = to_string(endpoint) + ": " + error_text(-descriptor);
       continue;
     }
+    auto socket = Socket::make(context_, descriptor);
+    if (!socket) {
+      failure_ = to_string(endpoint) + ": " + socket.error().reason;
+      continue;
+    }
     const std::size_t attempt = attempts_.size();
-    attempts_.push_back({endpoint, std::make_unique<Socket>(context_, descriptor)});
+    attempts_.push_back({endpoint, std::move(*socket)});
     ++open_;
     auto self = shared_from_this();
     attempts_.back().socket->wait_writable([self, attempt](const asio::error_code& error) {
@@ -94,22 +100,33 @@ void Connector::try_next() {
 void Connector::writable(std::size_t attempt) {
   if (!done_) return;
   Attempt& tried = attempts_[attempt];
+  std::string why;
   if (const int number = connect_error(tried.socket->raw()); number != 0) {
-    failure_ = to_string(tried.to) + ": " + error_text(number);
+    why = error_text(number);
+  } else if (auto socket = again(*tried.socket); socket) {
+    socket_ = std::move(*socket);
+  } else {
+    why = socket.error().reason;
+  }
+  if (!why.empty()) {
+    failure_ = to_string(tried.to) + ": " + why;
     tried.socket.reset();
     --open_;
     return try_next();
   }
-  // Registered anew: the loop reports a descriptor that has waited to be writable with every later
-  // event.
-  socket_ = std::make_unique<Socket>(context_, tried.socket->give());
   stagger_.cancel();
   attempts_.clear();
   if (answer_.empty()) return finish({});
   failure_ = "the other end did not connect to the relay in time";
-  arm_deadline();
+  arm_deadline(times_.connect);
   write_request();
   read_answer();
+}
+
+// Registers the socket anew: the loop reports a descriptor that has waited to be writable with
+// every later event.
+Result<std::unique_ptr<Socket>> Connector::again(Socket& socket) {
+  return Socket::make(context_, socket.give());
 }
 
 void Connector::write_request() {
@@ -137,7 +154,9 @@ void Connector::read_answer() {
     answer_.erase(answer_.begin(), answer_.begin() + got);
   }
   if (!done_) return;
-  socket_ = std::make_unique<Socket>(context_, socket_->give());  // registered anew, as above
+  auto socket = again(*socket_);
+  if (!socket) return finish(socket.error().reason);
+  socket_ = std::move(*socket);
   finish({});
 }
 
@@ -156,6 +175,7 @@ void Connector::cancel() {
   done_ = nullptr;
   deadline_.cancel();
   stagger_.cancel();
+  if (look_up_ != 0) LookUps::of(context_).cancel(look_up_);
   attempts_.clear();
   socket_.reset();
   if (handshake_) handshake_->cancel();

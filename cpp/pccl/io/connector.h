@@ -5,7 +5,9 @@
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 #include <asio/steady_timer.hpp>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,29 +35,37 @@ class Connector : public std::enable_shared_from_this<Connector> {
     wire::Bytes request;
     wire::Bytes answer;
   };
-  // `timeout`: to connect, and again to be relayed. `tls`: this end of the connection; null:
+  // Times to look a name up, to connect, and again to be relayed. A look-up takes five seconds and
+  // more if the first name server does not answer.
+  struct Times {
+    Duration connect;
+    Duration look_up = std::chrono::seconds(15);
+  };
+  // `tls`: this end of the connection; null:
   // nothing is encrypted. `relay`: empty for a direct connection.
   static std::shared_ptr<Connector> start(asio::io_context& context, const wire::Address& address,
-                                          Duration timeout, Done done,
+                                          const Times& times, Done done,
                                           std::unique_ptr<Tls> tls = nullptr, Relay relay = {});
   // `done` is not called any more.
   void cancel();
 
  private:
-  Connector(asio::io_context& context, Duration timeout, Done done, std::unique_ptr<Tls> tls,
+  Connector(asio::io_context& context, const Times& times, Done done, std::unique_ptr<Tls> tls,
             Relay relay);
   void begin(const wire::Address& address);
-  void arm_deadline();
+  void arm_deadline(Duration time);
   void try_next();
   void writable(std::size_t attempt);
+  [[nodiscard]] Result<std::unique_ptr<Socket>> again(Socket& socket);
   void write_request();
   void read_answer();
   void finish(const std::string& failure);
 
   asio::io_context& context_;
-  const Duration timeout_;
+  const Times times_;
   asio::steady_timer deadline_;
   asio::steady_timer stagger_;
+  std::uint64_t look_up_ = 0;  // 0: there was none
   std::vector<asio::ip::tcp::endpoint> endpoints_;
   std::size_t next_ = 0;
   struct Attempt {

@@ -56,6 +56,14 @@ Socket::Socket(asio::io_context& context, int descriptor) : descriptor_(context)
   }
 }
 
+Result<std::unique_ptr<Socket>> Socket::make(asio::io_context& context, int descriptor) {
+  try {
+    return std::make_unique<Socket>(context, descriptor);
+  } catch (const std::system_error& error) {
+    return {Code::unreachable, error.code().message()};
+  }
+}
+
 Socket::~Socket() { close(); }
 
 void Socket::secure(std::unique_ptr<Tls> tls) { tls_ = std::move(tls); }

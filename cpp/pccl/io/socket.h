@@ -30,6 +30,9 @@ class Socket {
  public:
   // Takes the descriptor over.
   Socket(asio::io_context& context, int descriptor);
+  // The same. An error, and not an exception, if the loop takes no more descriptors.
+  [[nodiscard]] static Result<std::unique_ptr<Socket>> make(asio::io_context& context,
+                                                            int descriptor);
   ~Socket();
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;

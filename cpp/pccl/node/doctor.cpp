@@ -39,7 +39,7 @@ class MemberProbe {
     hello.to = peer;
     question_ = link::make_checked_frame({.type = link::FrameType::hello}, wire::encoded(hello));
     attempt_ = io::Connector::start(
-        context, address, kContactTime,
+        context, address, {.connect = kContactTime, .look_up = kContactTime},
         [this](std::unique_ptr<io::Socket> socket, const Error& failure) {
           if (socket == nullptr) {
             const bool stranger = failure.code == Code::authentication_failed;

@@ -11,8 +11,10 @@ namespace {
 
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr int kReads = 16;  // in one turn
-constexpr Duration kDialTimeout = std::chrono::seconds(5);
-constexpr Duration kShortDialTimeout = std::chrono::seconds(2);  // while there are other masters
+constexpr io::Connector::Times kDialTimes{.connect = std::chrono::seconds(5)};
+// While there are other masters.
+constexpr io::Connector::Times kShortDialTimes{.connect = std::chrono::seconds(2),
+                                               .look_up = std::chrono::seconds(6)};
 
 }  // namespace
 
@@ -30,7 +32,7 @@ void MasterConnection::dial(std::uint32_t index) {
   if (attempt_) attempt_->cancel();
   at_ = options_.masters.at(index);
   attempt_ = io::Connector::start(
-      context_, at_, options_.masters.size() > 1 ? kShortDialTimeout : kDialTimeout,
+      context_, at_, options_.masters.size() > 1 ? kShortDialTimes : kDialTimes,
       [this](std::unique_ptr<io::Socket> socket, const Error& failure) {
         attempt_.reset();
         connected(std::move(socket), failure);

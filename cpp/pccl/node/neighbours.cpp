@@ -91,7 +91,9 @@ Status Neighbours::listen() {
 // A new connection.
 void Neighbours::greet(int descriptor) {
   if (!os::same_user(descriptor)) return close_descriptor(descriptor);
-  const std::uint64_t id = open(descriptor);
+  const Result<std::uint64_t> opened = open(descriptor);
+  if (!opened) return;
+  const std::uint64_t id = *opened;
   Packet challenge;
   challenge.kind = Kind::challenge;
   challenge.proof = channels_.at(id).challenge = PeerId::random();
@@ -106,10 +108,12 @@ void Neighbours::greet(int descriptor) {
   if (unknown.size() > kMaxUnknown) channels_.erase(unknown.front());
 }
 
-std::uint64_t Neighbours::open(int descriptor) {
+Result<std::uint64_t> Neighbours::open(int descriptor) {
+  auto socket = io::Socket::make(context_, descriptor);
+  if (!socket) return socket.error();
   const std::uint64_t id = next_++;
   Channel& channel = channels_[id];
-  channel.socket = std::make_unique<io::Socket>(context_, descriptor);
+  channel.socket = std::move(*socket);
   channel.since = clock_now();
   arm();
   return id;
@@ -128,7 +132,9 @@ void Neighbours::connect(const PeerId& peer, const PeerId& key) {
     close_descriptor(descriptor);
     return events_.down(peer, "it belongs to another user");
   }
-  const std::uint64_t id = open(descriptor);
+  const Result<std::uint64_t> opened = open(descriptor);
+  if (!opened) return events_.down(peer, opened.error().reason);
+  const std::uint64_t id = *opened;
   Channel& channel = channels_.at(id);
   channel.peer = peer;
   channel.key = key;

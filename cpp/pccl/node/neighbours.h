@@ -76,7 +76,7 @@ class Neighbours {
   };
 
   void greet(int descriptor);
-  std::uint64_t open(int descriptor);
+  [[nodiscard]] Result<std::uint64_t> open(int descriptor);
   void arm();
   void tick();
   void await(std::uint64_t id);

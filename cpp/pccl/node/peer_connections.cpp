@@ -116,7 +116,7 @@ void PeerConnections::dial(const link::DialRequest& request) {
     relay = {wire::encode({}, wire::OpenRelay{request.relay}), wire::encode({}, wire::Relayed{})};
   dials_[request.token] = io::Connector::start(
       context_, relayed ? options_.masters[engine_.master_link().at()] : request.address,
-      options_.settings.link_timeout,
+      {.connect = options_.settings.link_timeout},
       [this, relayed, token = request.token](std::unique_ptr<io::Socket> socket,
                                              const Error& failure) {
         dials_.erase(token);

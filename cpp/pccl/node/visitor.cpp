@@ -12,7 +12,7 @@
 namespace pccl::node {
 namespace {
 
-constexpr Duration kConnectTime = std::chrono::seconds(5);
+constexpr io::Connector::Times kTimes{.connect = std::chrono::seconds(5)};
 constexpr Duration kReplyTime = std::chrono::seconds(4);
 
 }  // namespace
@@ -41,13 +41,13 @@ Status Visitor::connect() {
   }
   std::optional<Error> failure;
   const auto attempt = io::Connector::start(
-      context_, master_, kConnectTime,
+      context_, master_, kTimes,
       [&](std::unique_ptr<io::Socket> socket, const Error& why) {
         failure = why;
         socket_ = std::move(socket);
       },
       secret_ ? tls_->client(io::TlsRole::control, secret_.control_key()) : nullptr);
-  drive(kConnectTime + io::kTlsTimeout + std::chrono::seconds(1),
+  drive(kTimes.look_up + kTimes.connect + io::kTlsTimeout + std::chrono::seconds(1),
         [&] { return failure.has_value(); });
   attempt->cancel();
   if (socket_ != nullptr) return {};

@@ -317,10 +317,11 @@ void Server::relay(master::ConnectionId id, const PeerId& token) {
   std::unique_ptr<io::Socket> socket = std::move(connection.socket);
   const bool proper = !socket->secured() && connection.reader.held() == 0;
   drop(id);
-  // Registered anew: see Connector::writable.
-  if (proper &&
-      relays_.enter(token, std::make_unique<io::Socket>(context_, socket->give()), clock_now()))
-    return;
+  if (proper) {
+    auto again = io::Socket::make(context_, socket->give());  // see Connector::again
+    if (!again) return doorway_.tell(LogLevel::warn, "cannot relay: " + again.error().reason);
+    if (relays_.enter(token, std::move(*again), clock_now())) return;
+  }
   doorway_.tell(LogLevel::info, "connection from " + from + ": its relay token is not expected");
 }
 
@@ -384,7 +385,7 @@ void Server::carry_out(const master::Action& action, std::set<master::Connection
   } else if (const auto* attempt = std::get_if<master::TryAddress>(&action)) {
     if (!connections_.contains(attempt->for_whom)) return;
     tries_[attempt->for_whom] = io::Connector::start(
-        context_, attempt->address, kTryTime,
+        context_, attempt->address, {.connect = kTryTime},
         [this, whom = attempt->for_whom](const std::unique_ptr<io::Socket>& socket,
                                          const Error& failure) {
           tries_.erase(whom);

@@ -1,0 +1,49 @@
+/* Preloaded into a peer: name servers that answer late, and an event loop that has no room. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+/* Names that end in ".late" are this host's. TEST_ANSWER_MS: how long each look-up takes. */
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
+                struct addrinfo **found) {
+  int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+  *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+  const char *end = name == NULL ? NULL : strstr(name, ".late");
+  if (end == NULL) return real(name, service, hints, found);
+  const long ms = atol(getenv("TEST_ANSWER_MS"));
+  const struct timespec time = {ms / 1000, ms % 1000 * 1000000};
+  nanosleep(&time, NULL);
+  return real("127.0.0.1", service, hints, found);
+}
+
+static int option(int descriptor, int which) {
+  int value = 0;
+  socklen_t size = sizeof value;
+  return getsockopt(descriptor, SOL_SOCKET, which, &value, &size) == 0 ? value : -1;
+}
+
+/* TEST_REFUSE, for example "inet13": the first and the third connection over a network are not
+ * taken; "unix1": the first one on this host. */
+int epoll_ctl(int loop, int what, int descriptor, struct epoll_event *event) {
+  static unsigned seen;
+  int (*real)(int, int, int, struct epoll_event *);
+  *(void **)&real = dlsym(RTLD_NEXT, "epoll_ctl");
+  const char *refuse = getenv("TEST_REFUSE");
+  const int family = option(descriptor, SO_DOMAIN);
+  if (refuse != NULL && what == EPOLL_CTL_ADD && option(descriptor, SO_ACCEPTCONN) == 0 &&
+      family == (strncmp(refuse, "inet", 4) == 0 ? AF_INET : AF_UNIX)) {
+    const char number = (char)('1' + __atomic_fetch_add(&seen, 1, __ATOMIC_RELAXED));
+    if (number <= '9' && strchr(refuse + 4, number) != NULL) {
+      errno = ENOSPC;
+      return -1;
+    }
+  }
+  return real(loop, what, descriptor, event);
+}

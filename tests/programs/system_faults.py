@@ -1,0 +1,32 @@
+"""Peers with programs/c/faulty.c between them and the system."""
+
+from __future__ import annotations
+
+import os
+
+import pccl
+from programs.peer import expected, say, start, x
+
+
+def connect_once() -> None:
+    comm = pccl.Communicator(os.environ["PCCL_MASTER"])
+    try:
+        comm.connect(1)
+    except pccl.PCCLError as error:
+        say(event="refused", error=type(error).__name__, reason=error.reason)
+
+
+def join_until_interrupted() -> None:
+    say(event="joins")
+    try:
+        start()
+    except KeyboardInterrupt:
+        say(event="interrupted")
+
+
+def reduce_once() -> None:
+    start()
+    total, info = pccl.allreduce(x(), return_info=True)
+    assert (total == expected(info)).all()
+    say(event="reduced", size=info.world_size)
+    pccl.shutdown()

@@ -1,0 +1,83 @@
+"""Faults of the system under a peer: late name servers, and no room for descriptors."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import system_faults
+from workers import Run, free_ports, wait_until_asleep
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="preloads what Linux has"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The library to preload."""
+    library = tmp_path_factory.mktemp("faulty") / "faulty.so"
+    source = Path(system_faults.__file__).parent / "c" / "faulty.c"
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source, "-ldl"]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
+def test_a_name_may_be_looked_up_for_longer_than_a_connection_may_take(
+    run: Run, faulty: str
+) -> None:
+    # With several masters a connection has two seconds.
+    port = run.address.rpartition(":")[2]
+    named = f"one.late:{port},two.late:{free_ports(1)[0]}"
+    peer = run.peer(
+        system_faults.connect_once, LD_PRELOAD=faulty, TEST_ANSWER_MS="2300", PCCL_MASTER=named
+    )
+    # The master answers: it knows of no other.
+    answer = peer.expect("refused")
+    assert answer["error"] == "InvalidArgument", answer
+
+
+def test_a_process_may_end_while_a_name_is_looked_up(run: Run, faulty: str) -> None:
+    peer = run.peer(
+        system_faults.join_until_interrupted,
+        LD_PRELOAD=faulty,
+        TEST_ANSWER_MS="60000",
+        PCCL_MASTER="master.late:1",
+    )
+    peer.expect("joins")
+    wait_until_asleep(peer)
+    peer.signal(signal.SIGINT)
+    peer.expect("interrupted")
+    assert peer.ends(10) == 0
+
+
+# The first is refused when it begins to connect, the third when it has connected.
+@pytest.mark.env(PCCL_SHM="0")
+def test_a_dial_for_which_the_loop_has_no_room_is_made_again(run: Run, faulty: str) -> None:
+    peers = [
+        run.peer(
+            system_faults.reduce_once, PCCL_MIN_PEERS="2", LD_PRELOAD=faulty, TEST_REFUSE="inet13"
+        )
+        for _ in range(2)
+    ]
+    for peer in peers:
+        assert peer.expect("reduced")["size"] == 2
+
+
+@pytest.mark.env(PCCL_SHM="1")
+def test_a_neighbour_for_which_the_loop_has_no_room_is_reached_otherwise(
+    run: Run, faulty: str
+) -> None:
+    peers = [
+        run.peer(
+            system_faults.reduce_once, PCCL_MIN_PEERS="2", LD_PRELOAD=faulty, TEST_REFUSE="unix1"
+        )
+        for _ in range(2)
+    ]
+    for peer in peers:
+        assert peer.expect("reduced")["size"] == 2
