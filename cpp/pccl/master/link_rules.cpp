@@ -102,6 +102,10 @@ std::vector<Departed> LinkRules::check(Instant now) {
   std::vector<Departed> gone;
   for (const Peer& peer : peers_.members) {
     if (peer.connection != 0) continue;
+    // All connections of a living peer may be reset at once, by a NAT that was restarted.
+    if (peer.ending == Ending::reset &&
+        now - peer.disconnected_at < context_.options.heartbeat_interval)
+      continue;
     // A broken control connection and a report of a bad link indicate a killed process. For a
     // member that has not returned yet, ignore relayed links: they ended with the previous master.
     const std::string* reason =

@@ -233,7 +233,7 @@ void Server::read(master::ConnectionId id) {
                          [&](std::span<const std::uint8_t> bytes) { return take(id, bytes); });
   if (const auto open = connections_.find(id); open != connections_.end()) {
     if (result != -EAGAIN) {
-      drop(id);
+      drop(id, result == 0 ? master::Ending::closed : master::Ending::reset);
     } else if (!open->second.garbage) {
       await_readable(id, open->second);
     }
@@ -298,7 +298,7 @@ void Server::count_held(master::ConnectionId id, Connection& connection) {
   connection.held = bytes;
 }
 
-void Server::drop(master::ConnectionId id) {
+void Server::drop(master::ConnectionId id, master::Ending ending) {
   doorway_.forget(id);
   newcomers_.remove(id);
   if (const auto attempt = tries_.extract(id)) attempt.mapped()->cancel();
@@ -307,7 +307,7 @@ void Server::drop(master::ConnectionId id) {
   queued_ -= it->second.counted;
   held_ -= it->second.held;
   connections_.erase(it);
-  master_.on_disconnect(id, clock_now());
+  master_.on_disconnect(id, ending, clock_now());
 }
 
 // Gives the socket to the relay. The master reads nothing more from it.

@@ -85,7 +85,7 @@ class Server {
   void carry_out(const master::Action& action, std::set<master::ConnectionId>& touched);
   // False: drop the connection.
   bool flush(master::ConnectionId id, Connection& connection);
-  void drop(master::ConnectionId id);
+  void drop(master::ConnectionId id, master::Ending ending = master::Ending::closed);
   void relay(master::ConnectionId id, const PeerId& token);
   void tell_departures();
   void make_room();
