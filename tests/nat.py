@@ -10,7 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from namespaces import Host, ip
@@ -72,6 +72,20 @@ def forget_after(nat: int, seconds: int) -> None:
     for setting in (f"timeout_established={seconds}", "loose=0"):
         name = f"net.netfilter.nf_conntrack_tcp_{setting}"
         ip("netns", "exec", f"pccl{os.getpid()}n{nat}", "sysctl", "-qw", name)
+
+
+def forget(host: Host, ends: Iterable[tuple[str, str]]) -> None:
+    """Has the network forget these connections of that host (this end, the other end)."""
+    rules = []
+    for here, there in ends:
+        (_, _, mine), (_, _, other) = here.rpartition(":"), there.rpartition(":")
+        rules.append(f"add rule ip forgotten in tcp sport {other} tcp dport {mine} drop")
+        rules.append(f"add rule ip forgotten out tcp sport {mine} tcp dport {other} drop")
+    chains = [
+        f"add chain ip forgotten {name} {{ type filter hook {hook} priority 0; }}"
+        for name, hook in (("in", "input"), ("out", "output"))
+    ]
+    _nft(host.name, "\n".join(["add table ip forgotten", *chains, *rules, ""]))
 
 
 def address_of_nat(nat: int) -> str:

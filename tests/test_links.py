@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import pytest
@@ -109,3 +110,10 @@ def test_connections_that_end_cost_no_operation_its_attempt(
     assert min(answer["all_ended"] for answer in answers) > 20
     assert max(answer["open"] for answer in answers) < 200  # what ended was closed
     assert all(answer["attempts"] == answer["operations"] for answer in answers), answers
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's counts")
+@pytest.mark.env(PCCL_SHM="0", PCCL_STRIPES="1", PCCL_HEARTBEAT_INTERVAL="0.2")
+def test_a_link_at_rest_has_a_heartbeat_in_each_interval(run: Run) -> None:
+    for peer in run.peers(2, partial(links.hear_heartbeats, 10)):
+        assert peer.expect("heard")["seconds"] < 1.5 * 10 * 0.2

@@ -100,6 +100,26 @@ def test_a_forwarded_port_is_found_where_it_was_named() -> None:
         reduce_once_more(peers)
 
 
+def test_the_address_that_works_is_found_among_many_and_dialled_first_again() -> None:
+    # Nothing listens where the first ones lead.
+    named = ",".join([f"10.77.3.3:{6000 + i}" for i in range(29)] + ["10.77.3.100:4000"])
+    settings = SETTINGS | {"PCCL_RELAY": "0", "PCCL_MIN_PEERS": "2"}
+    with (
+        nat.hosts([0, 1, None], {0: (4000, 5000)}) as hosts,
+        namespaces.running_on(hosts[-1], **settings) as run,
+    ):
+        peers = [
+            run.peer(nat_peers.reduce_or_sync, hosts[0], PCCL_PORT="5000", PCCL_ADVERTISE=named),
+            run.peer(nat_peers.reduce_or_sync, hosts[1]),
+        ]
+        for word in (10, "cut", 10):
+            for peer in peers:
+                peer.tell(word)
+            for peer in peers if word == 10 else []:
+                answer = peer.expect("reduced")
+                assert answer["right"] and answer["size"] == 2
+
+
 def connections(host: namespaces.Host) -> set[tuple[str, str]]:
     """Of TCP: both ends, as this host sees them."""
     lines = namespaces.ip("netns", "exec", host.name, "ss", "-tnH", "state", "established")
@@ -121,6 +141,78 @@ def test_connections_at_rest_are_remembered_by_nats() -> None:
         assert [connections(host) for host in hosts[:2]] == before
         reduce_once_more(peers)
         assert [connections(host) for host in hosts[:2]] == before
+
+
+# Quicker still: what is silent is found after a second.
+SILENT = SETTINGS | {
+    "PCCL_HEARTBEAT_INTERVAL": "0.2",
+    "PCCL_HEARTBEAT_TIMEOUT": "1",
+    "PCCL_STRIPES": "1",
+}
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss")
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param((None, None, None), id="direct"),
+        pytest.param((0, 1), id="through the master"),
+    ],
+)
+def test_links_whose_connections_are_forgotten_are_dialled_again(
+    where: tuple[int | None, ...],
+) -> None:
+    settings = SILENT | ({"PCCL_RELAY": "0"} if where[0] is None else {})
+    size = len(where)
+    with nat.hosts([*where, None]) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
+        first = run.peer(nat_peers.reduce_or_sync, hosts[0], PCCL_MIN_PEERS=str(size))
+        control = eventually(lambda: connections(hosts[0]))
+        peers = [first]
+        peers += [
+            run.peer(nat_peers.reduce_or_sync, host, PCCL_MIN_PEERS=str(size))
+            for host in hosts[1:-1]
+        ]
+
+        def reduce() -> None:
+            for peer in peers:
+                peer.tell(10)
+            for peer in peers:
+                answer = peer.expect("reduced", 60)
+                assert answer["right"] and answer["size"] == size, answer
+
+        reduce()
+        assert len(control) == 1
+        links = connections(hosts[0]) - control
+        assert len(links) == size - 1
+        nat.forget(hosts[0], links)
+        reduce()
+        assert control < connections(hosts[0])
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss")
+def test_links_of_a_newcomer_that_waits_are_dialled_again() -> None:
+    with nat.hosts((None,) * 4) as hosts, namespaces.running_on(hosts[-1], **SILENT) as run:
+        members = [
+            run.peer(nat_peers.reduce_or_sync, host, PCCL_MIN_PEERS="2") for host in hosts[:2]
+        ]
+        for peer in members:
+            peer.tell(10)
+        for peer in members:
+            peer.expect("reduced")
+        newcomer = run.peer(nat_peers.reduce_or_sync, hosts[2])
+        newcomer.tell("sync")  # it waits in it for the members
+        assert eventually(lambda: len(connections(hosts[2])) == 3)
+        control = {ends for ends in connections(hosts[2]) if ends[1].endswith(":48148")}
+        links = connections(hosts[2]) - control
+        assert len(control) == 1
+        nat.forget(hosts[2], links)
+        eventually(lambda: len(connections(hosts[2]) - links) == 3)
+        size = 2
+        while size < 3:
+            for peer in members:
+                peer.tell("sync")
+            size = max(peer.expect("synced")["size"] for peer in members)
+        assert newcomer.expect("synced")["size"] == 3
 
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss")

@@ -1,11 +1,13 @@
-"""A peer that ends its connections to other peers while these reduce."""
+"""Peers that end their connections to other peers while these reduce, or look at them."""
 
 from __future__ import annotations
 
 import os
 import random
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +40,25 @@ def links(master: int) -> Iterator[socket.socket]:
                     yield end
             except OSError:
                 continue
+
+
+def hear_heartbeats(count: int) -> None:
+    """Says how long so many take to come, on the only link."""
+    start()
+    pccl.allreduce(x())
+    (link,) = [end.dup() for end in links(int(os.environ["PCCL_MASTER"].rpartition(":")[2]))]
+
+    def received() -> int:
+        at = 128  # tcpi_bytes_received
+        info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 8)
+        return int(struct.unpack_from("Q", info, at)[0])
+
+    before = received()
+    began = time.monotonic()
+    while received() < before + 72 * count:
+        threading.Event().wait(0.01)
+    say(event="heard", seconds=time.monotonic() - began)
+    hear()
 
 
 class Saboteur(threading.Thread):

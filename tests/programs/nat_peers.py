@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import pccl
+from programs.links import links
 from programs.peer import expected, hear, say, start, x
 
 
@@ -90,10 +92,15 @@ def wait() -> None:
 
 
 def reduce_or_sync() -> None:
-    """Reduces, or makes its state the others'. Every answer says over how many."""
+    """Reduces, or makes its state the others', or ends its links. Answers say over how many."""
     comm = start()
     state: dict[str, Any] = {"w": np.full(300_000, pccl.rank(), np.float32), "step": 0}
+    master = int(os.environ["PCCL_MASTER"].rpartition(":")[2])
     while (word := hear()) != "end":
+        if word == "cut":
+            for end in links(master):
+                end.shutdown(socket.SHUT_RDWR)
+            continue
         if word == "sync":
             state, synced = pccl.sync(state, return_info=True)
             say(event="synced", first=float(state["w"][0]), size=synced.world_size)

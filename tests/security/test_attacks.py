@@ -170,6 +170,13 @@ def test_one_byte_a_second_is_not_enough_to_stay(world: Training) -> None:
     world.goes_on()
 
 
+def test_a_peer_with_rare_heartbeats_closes_who_says_nothing_in_time() -> None:
+    rare = {"PCCL_HEARTBEAT_INTERVAL": "100", "PCCL_HEARTBEAT_TIMEOUT": "400"}
+    with training(secret=False, **rare) as world, connect(world.peer) as stranger:
+        stranger.settimeout(HANDSHAKE_S + 10)
+        assert stranger.recv(1) == b""
+
+
 def test_one_byte_a_second_is_not_enough_to_stay_for_who_knows_the_secret(world: Training) -> None:
     """They stop in the ClientHello; or send nothing after the handshake, or a Join byte by byte."""
     to = world.ids[0]

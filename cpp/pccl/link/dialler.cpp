@@ -46,10 +46,18 @@ void Dialler::dial_due() {
         begin_generation(link);
       }
       dial(link, addresses[link.dialling.next_address++ % addresses.size()], 0, offers);
-      link.dialling.next = facts_.at.now + kDialStagger;
+      link.dialling.next = facts_.at.now + dial_stagger(link);
     }
     if (!link.is_up() && facts_.at.now >= link.relay_time(facts_.at)) ask_for_relay(link);
   }
+}
+
+// All addresses of a peer are tried once before it counts as unreachable.
+Duration Dialler::dial_stagger(Link& link) const {
+  const std::size_t count = link.peer.addresses.size();
+  if (++link.dialling.tried >= count) return kDialStagger;
+  const Duration half = facts_.options.settings.link_timeout / 2;
+  return std::min(kDialStagger, half / static_cast<Duration::rep>(count));
 }
 
 Instant Dialler::next_deadline(const LinkContext& context) const {

@@ -34,6 +34,8 @@ class Dialler {
   void renew_generation(Link& link) { link.generation = next_generation_++; }
 
  private:
+  // Until the next dial to the peer, after one more.
+  [[nodiscard]] Duration dial_stagger(Link& link) const;
   [[nodiscard]] Duration relay_pause() const;
 
   LinkFacts& facts_;

@@ -300,7 +300,14 @@ void Handshakes::bring_up(StripeEntry& entry, Link& link, bool ours) {
   link.dialling.offered = entry.offer || !entry.offered_to.empty();
   link.dialling.answered.reset();
   // The end whose dial succeeded dials the other stripes as well.
-  if (ours != link.dialling.offered && !relayed) link.dialling.answered = entry.address;
+  if (ours != link.dialling.offered && !relayed) {
+    link.dialling.answered = entry.address;
+    // When the link breaks, what has worked is dialled first.
+    const std::vector<wire::Address>& addresses = link.peer.addresses;
+    const auto worked = std::find(addresses.begin(), addresses.end(), entry.address);
+    if (worked != addresses.end())
+      link.dialling.next_address = static_cast<std::size_t>(worked - addresses.begin());
+  }
   if (relayed && !std::exchange(link.relay.told, true)) {
     facts_.log(LogLevel::warn,
                "no connection to peer " + wire::shown_name(link.peer.name, link.peer.id, true) +

@@ -54,38 +54,32 @@ void Health::watch_up(Link& link) {
   const Settings& settings = facts_.options.settings;
   const bool heard = hear(link);
   if (heard) link.heard = facts_.at.now;
-  if (heard && link.told) {
-    link.told.reset();
-    facts_.events.emplace_back(LinkStateReport{
-        link.peer.id, link.relay.used ? wire::LinkState::relayed : wire::LinkState::mended,
-        "it is heard again"});
-  }
   if (facts_.at.now - link.heard >= settings.heartbeat_timeout) {
-    if (!link.planned) {
-      // No operation depends on the link; a new connection may work.
-      return facts_.take_down(link, "nothing heard on the link", false);
-    }
-    if (!link.told && link.member) {
+    // Something on the path may have forgotten the connections, and new ones may work. If the other
+    // end is frozen, their handshakes do not end.
+    const std::string why = "nothing heard on the link";
+    const bool report = link.planned && link.member;
+    facts_.take_down(link, why, report);
+    if (report) {
       link.told = wire::LinkState::silent;
-      facts_.events.emplace_back(
-          LinkStateReport{link.peer.id, wire::LinkState::silent, "nothing heard on the link"});
+      facts_.events.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::silent, why});
     }
-  } else {
-    // One stripe may die while the others live, without an error at either end. An idle stripe
-    // receives a heartbeat at least every other interval.
-    const Duration patience = link.keeps
-                                  ? std::max(settings.link_timeout, 4 * settings.heartbeat_interval)
-                                  : settings.heartbeat_timeout;
-    const std::vector<std::uint64_t> stripes = link.stripes;
-    for (const std::uint64_t id : stripes) {
-      const auto it = facts_.stripes.find(id);
-      if (it == facts_.stripes.end() || link.heard - it->second.heard < patience) continue;
-      const std::string why = "nothing heard on one of the link's connections";
-      facts_.log(LogLevel::debug, "a connection to " +
-                                      wire::shown_name(link.peer.name, link.peer.id, true) +
-                                      " broke: " + why);
-      stand_ins_.lose(id, why);
-    }
+    return;
+  }
+  // One stripe may die while the others live, without an error at either end. An idle stripe
+  // receives a heartbeat every interval.
+  const Duration patience = link.keeps
+                                ? std::max(settings.link_timeout, 4 * settings.heartbeat_interval)
+                                : settings.heartbeat_timeout;
+  const std::vector<std::uint64_t> stripes = link.stripes;
+  for (const std::uint64_t id : stripes) {
+    const auto it = facts_.stripes.find(id);
+    if (it == facts_.stripes.end() || link.heard - it->second.heard < patience) continue;
+    const std::string why = "nothing heard on one of the link's connections";
+    facts_.log(LogLevel::debug, "a connection to " +
+                                    wire::shown_name(link.peer.name, link.peer.id, true) +
+                                    " broke: " + why);
+    stand_ins_.lose(id, why);
   }
   const char* const fault = link.is_up() ? fault_of(link) : nullptr;
   if (fault != nullptr) facts_.take_down(link, fault, link.planned);
@@ -108,11 +102,14 @@ bool Health::hear(Link& link) {
       entry.heard = facts_.at.now;
       heard = true;
     }
-    if (stripe.bytes_sent() == entry.marks.sent && stripe.idle()) {
+    const std::uint64_t sent = stripe.bytes_sent();
+    const bool quiet = sent == entry.marks.sent && stripe.idle();
+    entry.marks.sent = sent;
+    if (quiet) {
       stripe.push_heartbeat();
       facts_.flush.insert(id);
+      entry.marks.sent += kFrameHeaderBytes;  // the heartbeat's own: the next one is due, too
     }
-    entry.marks.sent = stripe.bytes_sent();
   }
   return heard;
 }

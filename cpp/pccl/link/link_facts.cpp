@@ -103,6 +103,7 @@ void LinkFacts::take_down(Link& link, const std::string& reason, bool report) {
   link.pipe = Link::Pipe::none;
   link.dialling.open = link.spares.open = link.spares.asked = 0;
   link.dialling.renews = false;
+  link.dialling.tried = 0;
   link.dialling.next = at.now;
   link.dialling.failure = reason;
   link.spares.pause = {};

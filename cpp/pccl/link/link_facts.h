@@ -39,6 +39,7 @@ struct Link {
   // How the first stripe is established.
   struct Dialling {
     std::size_t next_address = 0;
+    std::size_t tried = 0;  // addresses, since the link went down
     std::uint32_t open = 0;
     Instant next{};
     bool renews = false;                    // the next dial starts a new generation
@@ -79,7 +80,7 @@ struct Link {
   Spares spares;
   Relaying relay;
   Window window;
-  // The fault last reported to the master in this epoch: unreachable or silent.
+  // The fault last reported to the master in this epoch, unreachable or silent. Not while it is up.
   std::optional<wire::LinkState> told;
   bool failed = false;            // see has_failed
   std::uint64_t broke_under = 0;  // abort floor at the latest break: its attempts lack bytes

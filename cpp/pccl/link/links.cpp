@@ -237,10 +237,8 @@ std::vector<LinkStateReport> LinkTable::report_all(const LinkContext& context) c
     // A link that broke may be up again, but the bytes that were in flight are lost.
     if (link.broke_under == context.abort_floor)
       reports.push_back({peer, wire::LinkState::broken, why});
-    if (link.told)
-      reports.push_back(
-          {peer, link.is_up() ? wire::LinkState::silent : wire::LinkState::unreachable, why});
-    if (link.is_up() && !link.told)
+    if (link.told) reports.push_back({peer, *link.told, why});
+    if (link.is_up())
       reports.push_back(
           {peer, link.relay.used ? wire::LinkState::relayed : wire::LinkState::mended, "it works"});
   }

@@ -72,15 +72,17 @@ LinkFindings LinkHealth::findings(const std::function<bool(const PeerId&)>& sile
   LinkFindings found;
   each_trouble([&](const Trouble& trouble, const PeerId& reporter, const PeerId& about) {
     if (trouble.late) return;
+    // If the master does not hear from a member, the cause is the member and not the link.
+    if (silent(reporter) || silent(about)) return;
     const Duration age = now - trouble.since;
     if (trouble.state == wire::LinkState::broken) {
       found.reset = found.reset || age >= kBrokenLinkGrace;
       return;
     }
-    // If the master does not hear from a member, the cause is the member and not the link.
-    if (silent(reporter) || silent(about)) return;
     found.bad.push_back({reporter, about});
-    found.ripe = found.ripe || age >= options.heartbeat_interval;
+    // The other end may notice a silence up to two intervals later. Then its dial mends the link.
+    const int intervals = trouble.state == wire::LinkState::silent ? 2 : 1;
+    found.ripe = found.ripe || age >= intervals * options.heartbeat_interval;
     if (age >= options.heartbeat_timeout) found.overdue.push_back(found.bad.back());
   });
   return found;

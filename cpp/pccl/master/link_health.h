@@ -24,7 +24,7 @@ using Pair = std::pair<PeerId, PeerId>;
 // A summary of the reports in an epoch.
 struct LinkFindings {
   bool reset = false;            // a link broke: its data in flight is lost
-  bool ripe = false;             // a link has been bad for a heartbeat interval
+  bool ripe = false;             // a link has been bad for long enough to plan without it
   std::vector<BadLink> bad;      // links that are unreachable or silent
   std::vector<BadLink> overdue;  // bad links that have been so for a heartbeat timeout
 };

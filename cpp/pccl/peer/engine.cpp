@@ -10,6 +10,8 @@ namespace {
 
 constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict after giving up
 
+constexpr Duration kLongestTick = std::chrono::milliseconds(500);
+
 constexpr const char* kNotMember = "not a member of the run";
 
 }  // namespace
@@ -552,10 +554,10 @@ void Engine::say_heartbeat() {
       patience_});
 }
 
-// A few times in each heartbeat interval.
+// A few times in each heartbeat interval, and at least each kLongestTick.
 void Engine::on_tick() {
   const Settings& settings = options_.settings;
-  next_tick_ = now() + settings.heartbeat_interval / 4;
+  next_tick_ = now() + std::min<Duration>(settings.heartbeat_interval / 4, kLongestTick);
   measuring_.watch(operations_.running(), now());
   links_.on_tick(link_driver_.context());
   link_driver_.links_told();
