@@ -21,7 +21,7 @@ import numpy as np
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
 
-# Of a contribution that counts. With a smaller weight, products would have no digits left.
+# The weight of a contribution that counts. The products of a smaller one would have no digits left.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e15
 _ROUNDING = 1e-6  # of a cosine: contributions that cancel out have any direction
 _AT_ONCE = 1 << 18  # elements of each member that are sorted at once: bounds the memory for it
