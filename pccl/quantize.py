@@ -48,11 +48,12 @@ class Quantize:
             numbers come from the call's number and the element's place, never from the clock.
         error_feedback: Keep what rounding left out, and add it to the same elements the next time
             (Seide et al., Interspeech 2014). Kept for each tag and path in the tree until the
-            communicator closes, as float32 (float64 for float64); changed with the commit only,
-            dropped when shape or dtype change. Where a mean has a smaller weight of this member or
-            fewer members than the one before, it is scaled down to them. While an operation
-            with the same tag and path is under way, a second one has none. A newcomer starts with
-            nothing kept. Only with "sum" and "avg".
+            communicator closes, as float32 (float64 for float64); changed where the operation
+            commits, dropped when shape or dtype change. Where a mean has a smaller weight of this
+            member or fewer members than the one before, it is scaled down to them; a fall of the
+            others' weights alone is not known in time. While an operation with the same tag and
+            path is under way, a second one has none. A newcomer starts with nothing kept. Only with
+            "sum" and "avg".
     """
 
     dtype: str = "int8"

@@ -16,7 +16,7 @@ from pccl import tree as trees
 from pccl.errors import InvalidArgument
 from pccl.quantize import Quantize
 from pccl.reduce import weighted
-from pccl.reduce.residuals import Use
+from pccl.reduce.residuals import Residual, Use
 from pccl.tree import Entry, Tree
 from pccl.types import ReduceOp
 
@@ -181,7 +181,8 @@ class Request:
             kept: Lives as long as the operation.
         """
         coding: dict[str, Any] = {}
-        engine, feedback, taken = self.joined, self.comm._residuals, None
+        engine, feedback = self.joined, self.comm._residuals
+        taken: list[Residual | None] = []
         if self.quantize is not None:
             coding["quantize"] = quantization.codes(self.quantize)
             if self.quantize.error_feedback:
@@ -189,19 +190,23 @@ class Request:
                 taken = feedback.take(arrays, Use(self.tag, weight, members), names)
                 coding["residuals"] = [None if one is None else one.values for one in taken]
         how: dict[str, Any] = {"op": int(self.op), "rerun": self.level == 2, **collective}
-        operation = engine.start(
-            arrays,
-            tag=self.tag,
-            level=self.level,
-            structure=signature.structure,
-            description=signature.description,
-            timeout=self.deadline.left(),
-            wait=wait,
-            kept=kept,
-            **how,
-            **coding,
-        )
-        if taken is not None:
+        try:
+            operation = engine.start(
+                arrays,
+                tag=self.tag,
+                level=self.level,
+                structure=signature.structure,
+                description=signature.description,
+                timeout=self.deadline.left(),
+                wait=wait,
+                kept=kept,
+                **how,
+                **coding,
+            )
+        except BaseException:
+            feedback.give_back(taken)
+            raise
+        if taken:
             feedback.follow(operation, taken)
         return operation
 

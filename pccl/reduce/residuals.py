@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,15 +53,15 @@ class Residuals:
         # Guards what follows. No blocking call holds it.
         self._lock = threading.Lock()
         self._kept: dict[Key, Residual] = {}
-        # Operations that change a residual, and what is kept of it if they commit.
-        self._changes: dict[Key, tuple[_core.Operation, Residual]] = {}
+        # Operations that change a residual, and what is kept of it if they commit. None: about to
+        # start.
+        self._changes: dict[Key, tuple[_core.Operation | None, Residual]] = {}
 
     @property
     def kept(self) -> dict[Key, Residual]:
         """The residuals that all operations that are over have left, by tag and path."""
         with self._lock:
-            for key in list(self._changes):
-                self._settle(key)
+            self._settle()
             return dict(self._kept)
 
     def clear(self) -> None:
@@ -74,6 +75,8 @@ class Residuals:
     ) -> list[Residual | None]:
         """The residual of each array, for an operation that is about to start.
 
+        `follow` must come after it, or `give_back`.
+
         Args:
             arrays: (send, recv, dtype code), as the engine gets them.
             use: What the call is.
@@ -81,43 +84,54 @@ class Residuals:
 
         Returns:
             None for an array that is not quantized, and for one whose residual another operation
-            is about to change: two of them would add the same errors.
+            is about to change: two of them would add the same errors. Also if `weight` is NaN,
+            with which the call fails after the operation.
         """
         found: list[Residual | None] = []
         with self._lock:
+            self._settle()
             for (send, _, code), (path, outline) in zip(arrays, names, strict=False):
                 element, wide = quantize.FLOATING.get(DataType(code), (1, 0))
                 count = send.size // element
                 key = (use.tag, path)
-                if wide == 0 or count < quantize.EXACT_BELOW or not self._settle(key):
+                quantized = wide != 0 and count >= quantize.EXACT_BELOW
+                if not quantized or key in self._changes or math.isnan(use.weight):
                     found.append(None)
                     continue
                 kept = self._kept.get(key)
                 if kept is None or kept.outline != outline:
                     values = np.zeros(count * wide, np.uint8)
                     kept = Residual(key, outline, values, use.weight, 0)
-                found.append(_fitting(kept, use, f"f{wide}"))
+                fitting = _fitting(kept, use, f"f{wide}")
+                self._changes[key] = None, fitting
+                found.append(fitting)
         return found
 
     def follow(self, operation: _core.Operation, taken: Sequence[Residual | None]) -> None:
         """Keeps what the operation leaves in `taken`, once it commits."""
         with self._lock:
             for residual in taken:
-                if residual is not None:
+                # Forgotten meanwhile if the communicator was closed.
+                if residual is not None and residual.key in self._changes:
                     self._changes[residual.key] = operation, residual
-                    self._settle(residual.key)
+            self._settle()
 
-    def _settle(self, key: Key) -> bool:
-        """Takes over what an operation has left. False: one is under way."""
-        if key in self._changes:
-            operation, residual = self._changes[key]
-            if not operation.done():
-                return False
+    def give_back(self, taken: Sequence[Residual | None]) -> None:
+        """Keeps what there was before: the operation has not started, or has failed."""
+        with self._lock:
+            for residual in taken:
+                if residual is not None:
+                    self._changes.pop(residual.key, None)
+
+    def _settle(self) -> None:
+        """Takes over what operations that are over have left, which lets go of their arrays."""
+        for key, (operation, residual) in list(self._changes.items()):
+            if operation is None or not operation.done():
+                continue
             del self._changes[key]
             members = operation.contributors()
             if members > 0:
                 self._kept[key] = residual._replace(members=members)
-        return True
 
     def copies(self, tag: int | None, names: Sequence[str]) -> list[Residual]:
         """The residuals at these paths now."""
