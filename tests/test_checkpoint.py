@@ -255,18 +255,19 @@ def test_latest_goes_by_revision_and_keep_leaves_the_newest(tmp_path: Path) -> N
 def test_files_of_killed_saves_are_removed_and_those_of_others_stay(
     tmp_path: Path, run: Run
 ) -> None:
-    saving = [run.peer(partial(checkpoints.save_without_end, str(tmp_path))) for _ in range(2)]
-    folders = [tmp_path / peer.expect("saves")["folder"] for peer in saving]
+    saving = [run.peer(partial(checkpoints.save_without_end, str(tmp_path))) for _ in range(3)]
+    killed, fresh, alive = (tmp_path / peer.expect("saves")["folder"] for peer in saving)
     others = tmp_path / ".cache.tmp"
     others.mkdir()
-    for folder in (*folders, others):
+    for folder in (killed, alive, others):
         os.utime(folder, (0, 0))
-    saving[0].signal(signal.SIGKILL)
-    saving[0].ends()
+    for peer in saving[:2]:
+        peer.signal(signal.SIGKILL)
+        peer.ends()
     checkpoint.save(tmp_path / "1.safetensors", {"step": 1}, revision=1)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"1.safetensors", folders[1].name, others.name}
-    saving[1].signal(signal.SIGKILL)
+    assert left == {"1.safetensors", fresh.name, alive.name, others.name}
+    saving[2].signal(signal.SIGKILL)
 
 
 def test_a_link_to_a_file_that_is_gone_is_no_checkpoint(

@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
@@ -77,7 +76,7 @@ def save(path: _Path, state: object, *, revision: int, keep: int | None = None) 
 
     This holds after a power failure, and when several members save at once. One member is enough,
     since the state is equal on all. No other member waits for it. The unfinished file of a process
-    that was killed is removed by the first save there an hour later.
+    that was killed is removed by the first save there an hour later, if the file system has locks.
 
     Args:
         path: The file to replace; best with the revision in its name. It must end in ".safetensors"
@@ -292,28 +291,34 @@ def _replacing(target: Path) -> Iterator[Path]:
 @contextmanager
 def _own_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target` for one save. Removes those of saves that were killed."""
-    for folder in target.parent.glob(f".*{_UNFINISHED}"):
-        with suppress(OSError), _locked(folder):
-            if time.time() - folder.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(folder, ignore_errors=True)
     # The name is this process's own, and `latest` does not look into it.
     folder = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_UNFINISHED}")
     folder.mkdir()
     try:
         with ExitStack() as lock:
             with suppress(OSError):  # a file system without locks: nobody removes it
-                lock.enter_context(_locked(folder))
+                lock.enter_context(_locked(folder, 0))  # one that looks at it is soon done
+            _remove_abandoned(folder)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _remove_abandoned(own: Path) -> None:
+    now = own.stat().st_mtime  # by the clock of the file system
+    for folder in own.parent.glob(f".*{_UNFINISHED}"):
+        with suppress(OSError):
+            if now - folder.stat().st_mtime > _ABANDONED:
+                with _locked(folder, fcntl.LOCK_NB):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A lock that ends with the process, or an OSError if there is one already."""
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    """A lock that ends with the process. LOCK_NB: an OSError if there is one already."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(opened, fcntl.LOCK_EX | how)
         yield
     finally:
         os.close(opened)
