@@ -81,11 +81,15 @@ def register() -> None:
 def untraced(call: Callable[..., Any]) -> None:
     """Keeps torch.compile from `call` and all that it calls.
 
-    As `torch.compiler.disable`, which would import the compiler.
+    As `torch.compiler.disable`, which would import the compiler. Does nothing where torch is made
+    otherwise, as old ones are, or is just being loaded by another thread.
     """
-    frames: Any = sys.modules["torch"]._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(call.__code__, frames._FrameExecStrategy(skip, skip))
+    try:
+        frames: Any = sys.modules["torch"]._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(call.__code__, frames._FrameExecStrategy(skip, skip))
+    except Exception:
+        return
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     call._torchdynamo_disable_msg = "a call of pccl"  # type: ignore[attr-defined]
 
@@ -107,15 +111,12 @@ def api_untraced() -> None:
     pccl = sys.modules.get("pccl")
     if pccl is None or "torch" not in sys.modules:
         return
-    try:
-        for name in getattr(pccl, "__all__", ()):
-            found = getattr(pccl, name)
-            if inspect.isfunction(found):
-                untraced(found)
-            elif inspect.isclass(found):
-                class_untraced(found)
-    except AttributeError:  # torch is too old, or another thread is about to load it
-        pass
+    for name in getattr(pccl, "__all__", ()):
+        found = getattr(pccl, name, None)  # another thread may be about to load it
+        if inspect.isfunction(found):
+            untraced(found)
+        elif inspect.isclass(found):
+            class_untraced(found)
 
 
 def autoload() -> None:
