@@ -57,6 +57,7 @@ void Connector::begin(const wire::Address& address) {
   failure_ = failure + "no answer of a name server";
   arm_deadline(times_.look_up);
   look_up_ = LookUps::of(context_).start(address, [self, failure](const LookUps::Answer& answer) {
+    if (!self->done_) return;
     if (!answer.failure.empty()) return self->finish(failure + answer.failure);
     self->failure_.clear();
     self->endpoints_ = answer.endpoints;

@@ -41,8 +41,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
     Duration connect;
     Duration look_up = std::chrono::seconds(15);
   };
-  // `tls`: this end of the connection; null:
-  // nothing is encrypted. `relay`: empty for a direct connection.
+  // `tls`: this end of the connection; null: nothing is encrypted. `relay`: empty for a direct
+  // connection.
   static std::shared_ptr<Connector> start(asio::io_context& context, const wire::Address& address,
                                           const Times& times, Done done,
                                           std::unique_ptr<Tls> tls = nullptr, Relay relay = {});

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "pccl/base/ids.h"
 #include "pccl/wire/records.h"
 
 namespace pccl::io {
@@ -30,20 +31,31 @@ class LookUps : public asio::execution_context::service {
     return asio::use_service<LookUps>(context);
   }
 
-  // `done` is called once, from the loop, unless cancelled or the loop ends. Returns a number that
-  // is never 0.
+  // `done` is called once, from the loop, unless cancelled or the loop ends. A name is looked up
+  // once at a time. An answer that comes when nobody waits any more is for the next one who asks
+  // soon. Returns a number that is never 0.
   std::uint64_t start(const wire::Address& address, Done done);
   void cancel(std::uint64_t number);
 
  private:
   struct Shared;
+  struct Name {
+    std::map<std::uint64_t, Done> waiting;
+    bool runs = false;             // or is about to
+    std::unique_ptr<Answer> kept;  // null: none
+    Instant kept_at{};
+  };
+  using Names = std::map<std::string, Name>;  // by the address's text
+
   static void work(const std::shared_ptr<Shared>& shared);
-  static void answer(Shared& shared, std::uint64_t number, Answer answer);
+  static void tell(Shared& shared, const std::string& name, Answer answer);
+  void ask(const std::string& text, const wire::Address& address);
+  void on_answer(const std::string& text, const Answer& answer);
   void shutdown() override;
 
   asio::io_context& context_;
   std::uint64_t next_ = 1;
-  std::map<std::uint64_t, Done> waiting_;
+  Names names_;
   std::shared_ptr<Shared> shared_;
 };
 
