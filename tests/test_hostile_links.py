@@ -88,7 +88,7 @@ def cut_off(reset: bool) -> _testing.MasterPlay:
 
 def test_a_member_whose_connections_were_all_reset_may_come_back() -> None:
     play = cut_off(reset=True)
-    play.passes(0.5)
+    play.passes(2)  # it learns of it when it writes
     assert (play.members(), play.epoch()) == ([1, 2, 3], 1)
     play.connect(12, "192.0.2.2")
     play.says(12, REJOIN, rejoin(peer(2), 0))
@@ -98,9 +98,11 @@ def test_a_member_whose_connections_were_all_reset_may_come_back() -> None:
     assert not gone(play)
 
 
-def test_a_member_whose_connections_were_all_reset_has_a_second() -> None:
+def test_a_member_whose_connections_were_all_reset_has_three_seconds() -> None:
     play = cut_off(reset=True)
-    play.passes(1)
+    play.passes(2.5)
+    assert play.members() == [1, 2, 3]
+    play.passes(0.5)
     assert (play.members(), play.epoch()) == ([1, 3], 2)
 
 

@@ -147,6 +147,14 @@ def test_a_newcomer_whose_connection_breaks_while_it_waits_asks_all_others_first
     assert link.due(False) == "0" and not link.may_found()
 
 
+def test_a_founder_looks_no_further_when_its_run_has_begun() -> None:
+    link = _testing.LinkPlay(3)
+    unsure(link)
+    link.enters()
+    waits(link, 100)
+    assert link.due(True) == ""
+
+
 def test_a_newcomer_to_which_all_masters_have_answered_waits_where_it_is() -> None:
     link = _testing.LinkPlay(3)
     for address in ("0", "1", "2"):

@@ -46,7 +46,7 @@ def test_a_departure_whose_reason_was_cut_is_told(
     shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason has the first bytes of the call's description."""
-    monkeypatch.setenv("PCCL_STRAGGLER_TIMEOUT", "0.5")
+    monkeypatch.setenv("PCCL_STRAGGLER_TIMEOUT", "2")
     tree = {"a" * shift + "ö" * 60: np.ones(100, np.float32)}
     told: list[str] = []
     with members(3) as comms:

@@ -192,8 +192,9 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.checksum("PCCL_CHECKSUM", settings.checksum);
   read.integer("PCCL_KEY_UPDATE_RECORDS", settings.key_update_records, std::uint64_t{1},
                std::uint64_t{1} << 24);
-  read.require(settings.heartbeat_timeout > settings.heartbeat_interval,
-               "PCCL_HEARTBEAT_TIMEOUT must be longer than PCCL_HEARTBEAT_INTERVAL");
+  // Signs of life come up to a quarter of the interval late, and so does who looks for them.
+  read.require(settings.heartbeat_timeout >= 2 * settings.heartbeat_interval,
+               "PCCL_HEARTBEAT_TIMEOUT must be at least twice PCCL_HEARTBEAT_INTERVAL");
   read.require(settings.segment_bytes % 64 == 0, "PCCL_SEGMENT_BYTES must be a multiple of 64");
   read.require(settings.buffer_bytes / 4 >= settings.segment_bytes,
                "PCCL_BUFFER_BYTES must be at least four times PCCL_SEGMENT_BYTES");

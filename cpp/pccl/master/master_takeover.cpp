@@ -139,7 +139,7 @@ void Master::give_up(std::uint32_t group) {
     connection.group.reset();
     close_now(id);
   }
-  given_up_ = std::max(given_up_, quorums_.at(group).term());
+  if (group < kFirstPair) given_up_ = std::max(given_up_, quorums_.at(group).term());
   groups_.erase(group);
   quorums_.erase(group);
   undecided_.erase(group);

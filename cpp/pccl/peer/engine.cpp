@@ -232,6 +232,7 @@ void Engine::on_epoch(const Record& record) {
     return die({Code::internal_error,
                 "the result of an operation in shared memory was lost with its owner"});
   }
+  master_link_.on_member();
   census_ = record->census;
   news_.note(*record);
   if (tracer_.on()) tracer_.epoch(record, now());

@@ -29,6 +29,8 @@ class MasterLink {
   void on_heard(Instant now) { heard_ = now; }
   // The master has answered a Join or a Rejoin. `waits`: the group has not begun yet.
   void on_welcome(bool waits, Instant now);
+  // This peer is a member now: its run has begun.
+  void on_member() { look_at_ = Instant::max(); }
   // The master does not serve the group: the next one is dialled. Ends the connection. `recovers`:
   // that master may serve it soon.
   void on_not_serving(bool recovers, Instant now);

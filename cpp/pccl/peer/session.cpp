@@ -56,16 +56,17 @@ void Session::on_open(std::uint32_t master, bool may_found) {
   if (member()) {
     say(rejoin());
   } else {
-    if (options_.masters > 1 && !promised_) {
-      // The run that welcomed this newcomer may be over, or may not have begun.
-      run_ = 0;
-      term_ = 0;
-    }
+    // The run that welcomed this newcomer may be over, or may not have begun. Its links belong to
+    // it until another master answers.
+    const bool anew = options_.masters > 1 && !promised_;
+    if (anew) term_ = 0;
+    const std::uint64_t run = std::exchange(run_, anew ? 0 : run_);
     if (may_found) say(wire::MayFound{});
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
                    options_.memory_key, options_.replica, options_.ranks_per_replica,
                    options_.ticket, options_.name});
+    run_ = run;
   }
 }
 

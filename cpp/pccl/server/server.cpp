@@ -233,7 +233,8 @@ void Server::read(master::ConnectionId id) {
                          [&](std::span<const std::uint8_t> bytes) { return take(id, bytes); });
   if (const auto open = connections_.find(id); open != connections_.end()) {
     if (result != -EAGAIN) {
-      drop(id, result == 0 ? master::Ending::closed : master::Ending::reset);
+      const bool closed = result == 0 && !open->second.reset;
+      drop(id, closed ? master::Ending::closed : master::Ending::reset);
     } else if (!open->second.garbage) {
       await_readable(id, open->second);
     }
@@ -416,6 +417,8 @@ bool Server::flush(master::ConnectionId id, Connection& connection) {
   const std::size_t bytes = connection.out.size();
   queued_ = queued_ - connection.counted + bytes;
   connection.counted = bytes;
+  // The socket tells an error once. After an end by the other side it is another one.
+  connection.reset = connection.reset || result == -ECONNRESET;
   // A broken connection stays until it is read: its last message, perhaps a Leave, may be unread.
   return result == -EAGAIN ? bytes <= kMaxQueued : !connection.closing;
 }

@@ -65,6 +65,7 @@ class Server {
     bool known = false;    // the peer has identified itself
     bool member = false;   // and is a member
     bool garbage = false;  // it sent invalid bytes: nothing more is read
+    bool reset = false;    // found when writing
     std::size_t held = 0;  // a member's bytes in held_
     io::WriteQueue out;
     std::size_t counted = 0;         // bytes of `out` in queued_

@@ -34,6 +34,7 @@ class LinkPlay {
       case Due::lost:
         return "lost";
       case Due::nothing:
+        if (link_.next_deadline() <= now_) throw std::logic_error("a deadline has passed");
         break;
     }
     return "";
@@ -42,6 +43,7 @@ class LinkPlay {
     now_ += std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
   }
   void opens() { link_.on_open(now_); }
+  void enters() { link_.on_member(); }
   void hears() { link_.on_heard(now_); }
   void welcome(bool waits) { link_.on_welcome(waits, now_); }
   void not_serving(bool recovers) { link_.on_not_serving(recovers, now_); }
@@ -64,6 +66,7 @@ void bind_master_link(nb::module_& m) {
       .def("due", &LinkPlay::due, "member"_a)
       .def("passes", &LinkPlay::passes, "seconds"_a)
       .def("opens", &LinkPlay::opens)
+      .def("enters", &LinkPlay::enters)
       .def("hears", &LinkPlay::hears)
       .def("welcome", &LinkPlay::welcome, "waits"_a = false)
       .def("not_serving", &LinkPlay::not_serving, "recovers"_a)
