@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -186,7 +187,8 @@ def say_to(visitor: socket.socket, what: bytes, descriptors: list[int]) -> None:
 
 def test_strangers_at_a_peers_local_socket_disturb_nobody() -> None:
     with running() as run, open("/dev/null") as null:
-        peers = run.peers(2, shm.reduce_as_told)
+        # A quarter of the descriptors may be of strangers.
+        peers = run.peers(2, partial(shm.reduce_as_told, open_files=300))
         ids = []
         for peer in peers:
             answer = peer.expect("in", 60)
@@ -234,6 +236,16 @@ def test_strangers_at_a_peers_local_socket_disturb_nobody() -> None:
                 and answer["descriptors"] <= max(held["descriptors"] for held in before)
             ),
         )
+
+
+def test_a_limit_of_files_ends_no_program(run: Run) -> None:
+    peers = run.peers(2, shm.reduce_with_short_files)
+    for peer in peers:
+        for _ in range(5):
+            assert peer.expect("done", 60)["ok"]
+    for peer in peers:
+        peer.ends()
+        assert "ulimit -f" in peer.stderr()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -31,8 +33,14 @@ def reduce(count: int) -> tuple[bool, pccl.ReduceInfo]:
     return bool((total == expected(info)).all() and (in_place == expected(last)).all()), last
 
 
-def reduce_as_told() -> None:
-    """Reduces until the plan is for shared memory (its epoch is the second), then as it is told."""
+def reduce_as_told(open_files: int | None = None) -> None:
+    """Reduces until the plan is for shared memory (its epoch is the second), then as it is told.
+
+    Args:
+        open_files: The most descriptors that it may have.
+    """
+    if open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     start()
     ok, info = True, pccl.ReduceInfo()
     for _ in range(int(os.environ.get("WARM_UP", "100000"))):
@@ -57,6 +65,17 @@ def reduce_as_told() -> None:
             descriptors=len(os.listdir("/proc/self/fd")),
             mappings=open("/proc/self/maps").read().count("memfd:pccl"),
         )
+    pccl.shutdown()
+
+
+def reduce_with_short_files() -> None:
+    """Reduces as a program that did not ask for SIGXFSZ to be ignored, with `ulimit -f 1024`."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    start()
+    for _ in range(5):
+        ok, _ = reduce(1000)
+        say(event="done", ok=ok)
     pccl.shutdown()
 
 

@@ -1,6 +1,7 @@
 #include "pccl/memory/region.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +17,14 @@ namespace {
 
 Error failed(const char* what) {
   return {Code::internal_error, std::string(what) + ": " + std::generic_category().message(errno)};
+}
+
+// Whether a file may be that long. One that grows beyond the limit ends a process that does not
+// ignore SIGXFSZ.
+bool may_be_file(std::size_t size) {
+  rlimit longest{};
+  return ::getrlimit(RLIMIT_FSIZE, &longest) != 0 || longest.rlim_cur == RLIM_INFINITY ||
+         size <= longest.rlim_cur;
 }
 
 // Zeroed memory that cannot be passed on.
@@ -46,6 +55,10 @@ int Region::descriptor() const { return made_here() ? descriptor_ : -1; }
 
 Result<RegionPtr> make_region(std::size_t size, Access others) {
   if (!os::shares_memory()) return make_private(size);
+  if (!may_be_file(size)) {
+    errno = EFBIG;
+    return failed("the limit of files (ulimit -f)");
+  }
   const int descriptor = open_descriptor(os::open_shared_memory);
   if (descriptor < 0) return failed("opening shared memory");
   const auto give_up = [&](const char* what) {

@@ -50,7 +50,7 @@ using RegionMaker = std::function<Result<RegionPtr>(std::size_t, Access)>;
 
 // Makes memory of this process, with access `others` for other processes. Where os::shares_memory()
 // is false it has no descriptor, and only forked children see it. Error: internal_error (no memory,
-// or the kernel is too old to seal it).
+// it exceeds the process's limit of files, or the kernel is too old to seal it).
 [[nodiscard]] Result<RegionPtr> make_region(std::size_t size, Access others);
 
 // Maps another process's memory with `access`. The descriptor stays the caller's. Errors:
