@@ -191,6 +191,17 @@ def test_a_child_reduces_what_it_inherited(run):
         peer.expect("over")
 
 
+@pytest.mark.shared_memory
+def test_one_that_cannot_map_arrays_keeps_nobody_from_memory(run):
+    peers = run.peers(3, shared_arrays.reduce_with_little_room)
+    for peer in peers:
+        answer = peer.expect("done", 100)
+        # The call in which it finds out.
+        assert answer["ok"] and answer["elsewhere"] in ([], [0]), answer
+        peer.ends()
+        assert peer.stderr().count("cannot map memory of") == (answer["rank"] == 1)
+
+
 def test_trees_of_hundreds_of_shared_arrays_stay_exact(run):
     for peer in [run.peer(shared_arrays.trees_of_hundreds) for _ in range(2)]:
         assert peer.expect("done", 60)["ok"]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pccl
 from programs.peer import expected, peer_id, say, start, value, x
 from programs.shm import in_memory
+from programs.sync_shell import limit_memory
 
 Array = npt.NDArray[np.int64]
 
@@ -60,6 +61,33 @@ def reduce_as_told() -> None:
         for got, fill in zip(sums["b"], (2, 3), strict=True):
             ok = ok and (got == fill * info.world_size).all()
         say(event="done", ok=bool(ok), world=info.world_size, memory=in_memory(info, 2 * count + 7))
+    pccl.shutdown()
+
+
+def reduce_with_little_room() -> None:
+    """Rank 1 can map a part of what the others share: each of its calls that was not in memory."""
+    start()
+    while pccl.allreduce(1, return_info=True)[1].epoch < 2:
+        pass
+    count = 8_000_000
+    array, out = pccl.full(count, value(peer_id()), np.int64), pccl.zeros(count, np.int64)
+    root = np.zeros(count, np.int64)
+    pccl.barrier()
+    if pccl.rank() == 1:
+        limit_memory(48 << 20)
+    elsewhere = []
+    for call in range(20):
+        _, info = pccl.allreduce(array, out=out, return_info=True)
+        assert (out == expected(info)).all() and info.world_size == 3
+        if not in_memory(info, count):
+            elsewhere.append(call)
+    pccl.broadcast(array, 2, out=root)
+    pccl.broadcast(root, 2, out=out)
+    same = bool((out == root).all())
+    part = out[: count // 16]
+    pccl.allreduce(part, out=part)
+    ok = same and bool((part == 3 * root[: count // 16]).all())
+    say(event="done", rank=pccl.rank(), ok=ok, elsewhere=elsewhere, epoch=info.epoch)
     pccl.shutdown()
 
 

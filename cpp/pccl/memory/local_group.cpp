@@ -464,6 +464,7 @@ void LocalGroup::arrive(wire::OpKey key) {
       std::memcpy(mine.inlined[turn_] + i * sizeof spot, &spot, sizeof spot);
     }
   }
+  const auto unmapped = current.small ? LocalHost::Unmapped{} : host_.unmapped();
   arrival.position.store(position(epoch_, index_), std::memory_order_relaxed);
   arrival.admission.store(key.admission, std::memory_order_relaxed);
   arrival.tagged.store(key.tagged ? 1 : 0, std::memory_order_relaxed);
@@ -473,7 +474,8 @@ void LocalGroup::arrive(wire::OpKey key) {
   arrival.flags.store((operation.request.reported ? kReported : 0U) |
                           (overwrites_inputs(operation.request, rank_) ? kInPlace : 0U) |
                           (operation.sends.empty() ? 0U : kSharedSends) |
-                          (operation.recvs.empty() ? 0U : kSharedRecvs),
+                          (operation.recvs.empty() ? 0U : kSharedRecvs) |
+                          (unmapped.arrays ? kNoArrays : 0U) | (unmapped.scratch ? kNoScratch : 0U),
                       std::memory_order_relaxed);
   arrival.stamp.store(stamp + 2, std::memory_order_release);
   ring_all();
@@ -498,6 +500,8 @@ bool LocalGroup::meet(Instant now) {
   if (!all_here()) return false;
   const Operation& operation = operations_.at(current.key);
   bool keep = false;
+  bool map_arrays = true;  // every rank can map those of others
+  bool map_scratch = true;
   bool sends = true;
   bool recvs = true;
   for (const Seen& there : others_) {
@@ -506,12 +510,18 @@ bool LocalGroup::meet(Instant now) {
       return true;
     }
     keep = keep || (there.flags & kInPlace) != 0;
+    map_arrays = map_arrays && (there.flags & kNoArrays) == 0;
+    map_scratch = map_scratch && (there.flags & kNoScratch) == 0;
     sends = sends && (there.flags & kSharedSends) != 0;
     recvs = recvs && (there.flags & kSharedRecvs) != 0;
   }
   if (current.small) {
     current.phase = Phase::finished;
     return try_commit();
+  }
+  if (keep && !map_scratch) {
+    spoil();
+    return true;
   }
   current.keep = keep;
   if (what().kind == collective::Kind::broadcast) {
@@ -520,8 +530,8 @@ bool LocalGroup::meet(Instant now) {
     sends = !keep && (others_[what().root].flags & kSharedSends) != 0 &&
             operation.request.arrays.size() <= kMaxSpots;
   }
-  current.direct_sends = sends;
-  current.direct_recvs = recvs && !keep;
+  current.direct_sends = sends && map_arrays;
+  current.direct_recvs = recvs && map_arrays && !keep;
   if (current.direct_sends || current.direct_recvs) {
     // Copied, because array_of() may replace the board that has them.
     for (const Seen& there : others_) {

@@ -78,6 +78,12 @@ class LocalHost {
   virtual bool share(const ChunkPtr& chunk) = 0;
   // Array memory of another rank; null if it has not arrived here.
   [[nodiscard]] virtual RegionPtr array_of(std::uint32_t rank, std::uint64_t number) = 0;
+  // Which memory of others has arrived here and could not be mapped.
+  struct Unmapped {
+    bool arrays = false;
+    bool scratch = false;
+  };
+  [[nodiscard]] virtual Unmapped unmapped() const = 0;
 };
 
 struct LocalOptions {

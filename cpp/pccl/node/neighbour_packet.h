@@ -18,7 +18,7 @@ inline std::string channel_name(const PeerId& peer) { return "pccl-" + peer.hex(
 struct NeighbourPacket {
   enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget, challenge };
   static constexpr std::uint32_t kMagic = 0x4c4c4350;  // "PCLL"
-  static constexpr std::uint16_t kVersion = 4;
+  static constexpr std::uint16_t kVersion = 5;         // also of boards and pages
 
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;

@@ -363,16 +363,26 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
     events_.offered(channel.peer, what, packet.number, nullptr);
     return channels_.contains(id);
   }
-  if (packet.kind != Kind::offer || descriptor < 0 ||
+  if (packet.kind != Kind::offer ||
       packet.offer > static_cast<std::uint64_t>(memory::Offer::pipe_answer)) {
-    return fail("an offer without memory");  // or without a free descriptor to receive it
+    return fail("a malformed packet");
   }
   const auto what = static_cast<memory::Offer>(packet.offer);
   if (!right_size(what, packet.size)) return fail("memory of the wrong size");
-  const auto region = memory::map_region(descriptor, packet.size, access_of(what));
-  if (!region) return fail("cannot map its memory: " + region.error().reason);
-  events_.offered(channel.peer, what, packet.number, *region);
-  return channels_.contains(id);
+  // Without a free descriptor here, an offer comes without its own.
+  const auto region = descriptor < 0 ? Error{Code::internal_error, "no free descriptor"}
+                                     : memory::map_region(descriptor, packet.size, access_of(what));
+  if (region) {
+    events_.offered(channel.peer, what, packet.number, *region);
+    return channels_.contains(id);
+  }
+  const std::string& reason = region.error().reason;
+  if (region.error().code == Code::refused) return fail(reason);
+  // This process has too little of something. Operations need not have arrays and scratch memory.
+  events_.unmapped(channel.peer, what, packet.number, reason);
+  if (!channels_.contains(id)) return false;
+  if (what == memory::Offer::array || what == memory::Offer::scratch) return true;
+  return fail("cannot map its memory: " + reason);
 }
 
 void Neighbours::lose(std::uint64_t id, const std::string& reason) {

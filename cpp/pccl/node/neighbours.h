@@ -30,6 +30,10 @@ struct NeighbourEvents {
   std::function<void(const PeerId&, const std::string& reason)> down;  // or never came up
   std::function<void(const PeerId&, memory::Offer, std::uint64_t number, const memory::RegionPtr&)>
       offered;
+  // The peer offered memory that cannot be mapped here. Followed by `down`, except for an array or
+  // scratch memory.
+  std::function<void(const PeerId&, memory::Offer, std::uint64_t number, const std::string& reason)>
+      unmapped;
   std::function<void()> read;  // after the others, in each turn of the loop
 };
 

@@ -442,6 +442,10 @@ void PeerConnections::listen_to_neighbours() {
                         }
                         engine_.on_neighbour_offer(peer, what, number, region, clock_now());
                       },
+                      [this](const PeerId& peer, memory::Offer what, std::uint64_t number,
+                             const std::string& reason) {
+                        engine_.on_neighbour_unmapped(peer, what, number, reason, clock_now());
+                      },
                       [this] { act_(); }});
   if (const Status status = made->listen(); !status) {
     log(LogLevel::warn, options_.join.name,

@@ -453,6 +453,14 @@ void Engine::on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uin
   link_driver_.locality_told();
 }
 
+void Engine::on_neighbour_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                                   const std::string& reason, Instant now) {
+  at(now);
+  if (out()) return;
+  locality_.on_unmapped(peer, what, number, reason);
+  link_driver_.locality_told();
+}
+
 Pace Engine::step(Instant now) {
   if (out()) return Pace::idle;
   at(now);

@@ -77,12 +77,14 @@ class Engine {
   // Combines what has arrived on one stripe or several. take_actions() does it, too: a shell calls
   // this when bytes are fresh in the cache.
   void combine();
-  // Events of neighbours: see node::NeighbourEvents. on_neighbour_offer may also be called from
-  // inside LocalityOptions::poll.
+  // Events of neighbours: see node::NeighbourEvents. on_neighbour_offer and on_neighbour_unmapped
+  // may also be called from inside LocalityOptions::poll.
   void on_neighbour_up(const PeerId& peer, Instant now);
   void on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now);
   void on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
                           const memory::RegionPtr& region, Instant now);
+  void on_neighbour_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                             const std::string& reason, Instant now);
   // Advances the collective in memory. The pace tells the driver of the loop when to call again.
   [[nodiscard]] Pace step(Instant now);
   [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }

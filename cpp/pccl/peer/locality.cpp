@@ -18,6 +18,7 @@ constexpr Duration kGrace = std::chrono::seconds(1);
 // The first and the longest pause before connecting again.
 constexpr Duration kFirstPause = std::chrono::milliseconds(500);
 constexpr Duration kLastPause = std::chrono::seconds(30);
+constexpr Duration kSettled = std::chrono::seconds(10);  // one that lasts so long has not failed
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 // Scratch memory that was far too large for this time is replaced.
 constexpr Duration kScratchKept = std::chrono::seconds(10);
@@ -71,6 +72,8 @@ void Locality::on_up(const PeerId& peer, Instant now) {
   neighbour.given_scratch = neighbour.given_page = 0;
   neighbour.given_arrays.clear();
   neighbour.arrays.clear();
+  neighbour.unmapped_arrays.clear();
+  neighbour.unmapped_scratch = false;
   ++gifts_;
   give(peer, neighbour);
 }
@@ -84,6 +87,7 @@ void Locality::on_down(const PeerId& peer, const std::string& reason, Instant no
         LocalNotice{LogLevel::debug, "no memory shared with " + peer.brief() +
                                          (neighbour.connected ? " any more: " : ": ") + reason});
   }
+  if (neighbour.connected && now - neighbour.since >= kSettled) neighbour.failures = 0;
   neighbour.connected = false;
   neighbour.pending = false;
   neighbour.since = now;
@@ -104,12 +108,14 @@ void Locality::on_offered(const PeerId& peer, memory::Offer what, std::uint64_t 
   if (what == memory::Offer::scratch) {
     // This may arrive in the middle of an operation: do nothing else here.
     neighbour.scratch[number] = region;
+    neighbour.unmapped_scratch = false;
     if (neighbour.scratch.size() > kKept) neighbour.scratch.erase(neighbour.scratch.begin());
     return;
   }
   if (what == memory::Offer::array) {
     if (region == nullptr) {
       neighbour.arrays.erase(number);
+      neighbour.unmapped_arrays.erase(number);
     } else if (neighbour.arrays.size() < kMaxArrays) {
       neighbour.arrays[number] = region;
     }
@@ -119,7 +125,6 @@ void Locality::on_offered(const PeerId& peer, memory::Offer what, std::uint64_t 
     neighbour.board = region;
     neighbour.board_number = number;
     neighbour.pending = false;
-    neighbour.failures = 0;
     // The collective may have opened with its previous board: this peer did not see the departure
     // for which the neighbour made a new one.
     const auto rank = std::find(ranks_.begin(), ranks_.end(), peer);
@@ -131,6 +136,25 @@ void Locality::on_offered(const PeerId& peer, memory::Offer what, std::uint64_t 
     if (neighbour.pages.size() > kKept) neighbour.pages.erase(neighbour.pages.begin());
   }
   try_open();
+}
+
+// All members learn with this one's next arrival that it lacks the memory.
+void Locality::on_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                           const std::string& reason) {
+  const auto it = neighbours_.find(peer);
+  if (it == neighbours_.end()) return;
+  if (!std::exchange(told_unmapped_, true)) {
+    events_.emplace_back(LocalNotice{
+        LogLevel::warn, "cannot map memory of " + peer.brief() + " (" + reason +
+                            "): operations on this host are slower; see ulimit -v, ulimit -n and "
+                            "vm.max_map_count"});
+  }
+  Neighbour& neighbour = it->second;
+  if (what == memory::Offer::scratch) {
+    neighbour.unmapped_scratch = true;
+  } else if (what == memory::Offer::array && neighbour.unmapped_arrays.size() < kMaxArrays) {
+    neighbour.unmapped_arrays.insert(number);
+  }
 }
 
 void Locality::on_time(Instant now) {
@@ -332,6 +356,15 @@ memory::RegionPtr Locality::array_of(std::uint32_t rank, std::uint64_t number) {
   if (memory::RegionPtr found = look()) return found;
   if (options_.poll) options_.poll();
   return look();
+}
+
+Locality::Unmapped Locality::unmapped() const {
+  Unmapped any;
+  for (const auto& [peer, neighbour] : neighbours_) {
+    any.arrays = any.arrays || !neighbour.unmapped_arrays.empty();
+    any.scratch = any.scratch || neighbour.unmapped_scratch;
+  }
+  return any;
 }
 
 // Withdraws the arrays that are gone here, so that neighbours unmap their memory.

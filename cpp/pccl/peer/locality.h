@@ -72,6 +72,8 @@ class Locality final : private memory::LocalHost {
   void on_down(const PeerId& peer, const std::string& reason, Instant now);
   void on_offered(const PeerId& peer, memory::Offer what, std::uint64_t number,
                   const memory::RegionPtr& region);
+  void on_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                   const std::string& reason);
   void on_time(Instant now);
   [[nodiscard]] std::optional<Instant> next_deadline() const;
 
@@ -102,7 +104,7 @@ class Locality final : private memory::LocalHost {
     bool dials = false;     // we connect, not the neighbour
     Instant since{};        // of the latest change
     Instant redial_at{};    // zero: no redial is due
-    unsigned failures = 0;  // connections lost or failed since its last board
+    unsigned failures = 0;  // connections lost or failed, in a row
     // Memory of ours that it was given on this connection.
     std::optional<std::uint64_t> given_board;
     std::uint64_t given_scratch = 0;
@@ -115,6 +117,9 @@ class Locality final : private memory::LocalHost {
     std::map<std::uint64_t, memory::RegionPtr> arrays;   // by number, until it withdraws them
     std::map<std::uint64_t, memory::RegionPtr> pages;    // by epoch, the newest few
     std::map<std::uint64_t, memory::RegionPtr> scratch;  // by number, from the last one used
+    // Memory of the neighbour that cannot be mapped here.
+    std::set<std::uint64_t> unmapped_arrays;  // by number, until it withdraws them
+    bool unmapped_scratch = false;            // the newest
   };
 
   // memory::LocalHost
@@ -131,6 +136,7 @@ class Locality final : private memory::LocalHost {
   [[nodiscard]] bool may_share(const std::vector<memory::ChunkPtr>& chunks) override;
   bool share(const memory::ChunkPtr& chunk) override;
   [[nodiscard]] memory::RegionPtr array_of(std::uint32_t rank, std::uint64_t number) override;
+  [[nodiscard]] Unmapped unmapped() const override;
 
   bool make_board();
   [[nodiscard]] bool is_member(const PeerId& peer) const;
@@ -150,7 +156,8 @@ class Locality final : private memory::LocalHost {
   bool newcomers_wait_ = false;
   std::map<PeerId, Neighbour> neighbours_;
   wire::Neighbourhood claimed_;
-  bool failed_ = false;  // memory was refused: over TCP from now on
+  bool failed_ = false;         // memory was refused: over TCP from now on
+  bool told_unmapped_ = false;  // that memory of others cannot be mapped
   memory::RegionPtr board_;
   std::uint64_t board_number_ = 0;
   memory::RegionPtr scratch_;

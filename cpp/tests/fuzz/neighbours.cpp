@@ -38,7 +38,7 @@ class World {
                volatile std::uint8_t last = region->data()[region->size() - 1];
                (void)last;
              },
-             [] {}}) {
+             [](const PeerId&, memory::Offer, std::uint64_t, const std::string&) {}, [] {}}) {
     must(static_cast<bool>(neighbours_.listen()), "it can listen");
     connect();
   }

@@ -146,6 +146,14 @@ void Memory::deliver(const PeerId& peer, const std::shared_ptr<Acquaintance>& kn
   while (!offers.empty()) {
     const Acquaintance::Offering offering = std::move(offers.front());
     offers.pop_front();
+    const bool may_lack =
+        offering.what == memory::Offer::array || offering.what == memory::Offer::scratch;
+    if (may_lack && offering.region != nullptr && world_.memory_refused > 0 &&
+        world_.random.chance(world_.memory_refused)) {
+      host_.engine().on_neighbour_unmapped(peer, offering.what, offering.number, "simulated",
+                                           world_.now());
+      continue;
+    }
     host_.engine().on_neighbour_offer(peer, offering.what, offering.number, offering.region,
                                       world_.now());
   }
