@@ -395,6 +395,12 @@ class SumsPlay:
     ) -> str: ...
     def sends(self, to: int) -> int: ...
 
+def connect_at_once(peers: int) -> tuple[int, int]:
+    """So many peers of one host connect to one: those that share memory, those that failed."""
+
+def redial_pauses(lasted: list[float]) -> list[float]:
+    """Pauses of one whose connections to a neighbour last so long, in seconds."""
+
 class Anteroom:
     """Connections that have not said who they are."""
 

@@ -8,6 +8,7 @@
 
 #include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
+#include "pccl/io/pending_connections.h"
 #include "pccl/memory/board.h"
 #include "pccl/memory/pipe.h"
 #include "pccl/os/channel.h"
@@ -18,9 +19,8 @@ namespace {
 
 using Kind = NeighbourPacket::Kind;
 
-constexpr int kBacklog = 256;
+constexpr int kBacklog = 1024;
 constexpr int kReads = 64;                               // in one turn
-constexpr std::size_t kMaxUnknown = 64;                  // channels without a hello
 constexpr std::size_t kMaxOutgoing = 256;                // packets that a neighbour does not read
 constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have proved the key
 constexpr Duration kTick = std::chrono::milliseconds(100);
@@ -104,8 +104,11 @@ void Neighbours::greet(int descriptor) {
   for (const auto& [other, channel] : channels_) {
     if (channel.peer.empty()) unknown.push_back(other);
   }
-  // Close the oldest: a silent client must not keep others out.
-  if (unknown.size() > kMaxUnknown) channels_.erase(unknown.front());
+  // Close the oldest: a silent client must not keep others out. One that answered is not silent.
+  if (unknown.size() <= io::descriptor_share(io::kMaxPending)) return;
+  read(unknown.front());
+  const auto oldest = channels_.find(unknown.front());
+  if (oldest != channels_.end() && oldest->second.peer.empty()) channels_.erase(oldest);
 }
 
 Result<std::uint64_t> Neighbours::open(int descriptor) {
