@@ -31,7 +31,14 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_name_may_be_looked_up_for_longer_than_a_connection_may_take(
     run: Run, faulty: str
 ) -> None:
-    # With several masters a connection has two seconds.
+    named = f"one.late:{run.address.rpartition(':')[2]}"  # a connection has five seconds
+    program = system_faults.connect_once
+    peer = run.peer(program, LD_PRELOAD=faulty, TEST_ANSWER_MS="5300", PCCL_MASTER=named)
+    peer.expect("connected")
+
+
+def test_a_late_answer_of_a_name_server_is_used_for_the_next_dial(run: Run, faulty: str) -> None:
+    # With several masters a look-up has a second.
     port = run.address.rpartition(":")[2]
     named = f"one.late:{port},two.late:{free_ports(1)[0]}"
     peer = run.peer(

@@ -11,7 +11,8 @@ from programs.peer import expected, say, start, x
 def connect_once() -> None:
     comm = pccl.Communicator(os.environ["PCCL_MASTER"])
     try:
-        comm.connect(1)
+        comm.connect(1 if "," not in os.environ["PCCL_MASTER"] else 5)
+        say(event="connected")
     except pccl.PCCLError as error:
         say(event="refused", error=type(error).__name__, reason=error.reason)
 
