@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from members import each, members
+from workers import eventually
 
 import pccl
 from pccl.reduce.residuals import Residual, Use, _fitting
@@ -119,8 +120,7 @@ def test_arrays_of_an_operation_that_nobody_waited_for_are_free_at_the_next_one(
     def drop(_: int, comm: pccl.Communicator) -> Any:
         out = np.zeros(COUNT, np.float32)
         work = pccl.allreduce_async(np.ones(COUNT, np.float32), out=out, quantize=INT4, comm=comm)
-        while not work.done():
-            pccl.barrier(comm=comm)
+        eventually(work.done)
         return weakref.ref(out)
 
     dropped = each(pair, drop)
