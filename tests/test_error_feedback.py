@@ -93,11 +93,14 @@ def test_calls_of_several_threads_with_one_tag_share_no_errors(pair: Comms) -> N
     residuals, names = pair[0]._residuals, [(" 0", f"float32[{COUNT}]")]
     array = np.zeros(4 * COUNT, np.uint8)
     arrays = [(array, array, int(pccl.DataType.FLOAT))]
-    [taken] = residuals.take(arrays, Use(1), names)
-    assert taken is not None
+    taken = residuals.take(arrays, Use(1), names)
+    assert taken != [None]
     assert residuals.take(arrays, Use(1), names) == [None]  # the first one is about to start
     assert residuals.take(arrays, Use(2), names) != [None]
-    residuals.give_back([taken])
+    residuals.give_back(taken)
+    taken = residuals.take(arrays, Use(1), names)
+    assert taken != [None]
+    del taken  # as by Ctrl-C before the start
     assert residuals.take(arrays, Use(1), names) != [None]
 
 

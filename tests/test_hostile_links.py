@@ -1,5 +1,4 @@
-"""Relays that make no sense, connections that are reset, and frames that have no place in an
-operation."""
+"""Relays that make no sense, and frames that have no place in an operation."""
 
 from __future__ import annotations
 
@@ -12,14 +11,12 @@ from reports import (
     LEAVE,
     LINK_REPORT,
     MENDED,
-    REJOIN,
     RELAYED,
     UNREACHABLE,
     WANT_RELAY,
     gone,
     link_report,
     peer,
-    rejoin,
     text,
     u32,
 )
@@ -74,41 +71,6 @@ def test_a_question_for_a_relay_that_crossed_an_epoch_costs_nothing() -> None:
     play.disconnect(2)
     play.says(3, WANT_RELAY, peer(2) + u32(1))  # it may be back in a moment
     assert play.members() == [2, 3]
-
-
-def cut_off(reset: bool) -> _testing.MasterPlay:
-    """All connections of member 2 of 3 have ended."""
-    play = _testing.MasterPlay(3)
-    play.told()
-    for reporter, about in ((1, 2), (3, 2)):
-        play.says(reporter, LINK_REPORT, link_report(about, play.epoch()))
-    play.disconnect(2, reset)
-    return play
-
-
-def test_a_member_whose_connections_were_all_reset_may_come_back() -> None:
-    play = cut_off(reset=True)
-    play.passes(2)  # it learns of it when it writes
-    assert (play.members(), play.epoch()) == ([1, 2, 3], 1)
-    play.connect(12, "192.0.2.2")
-    play.says(12, REJOIN, rejoin(peer(2), 0))
-    play.passes(0.5)
-    # Bytes in flight were lost.
-    assert (play.members(), play.epoch()) == ([1, 2, 3], 2)
-    assert not gone(play)
-
-
-def test_a_member_whose_connections_were_all_reset_has_three_seconds() -> None:
-    play = cut_off(reset=True)
-    play.passes(2.5)
-    assert play.members() == [1, 2, 3]
-    play.passes(0.5)
-    assert (play.members(), play.epoch()) == ([1, 3], 2)
-
-
-def test_a_member_whose_connections_were_all_closed_is_out_at_once() -> None:
-    play = cut_off(reset=False)
-    assert (play.members(), play.epoch()) == ([1, 3], 2)
 
 
 PAIRS = list(itertools.combinations(range(16), 2))

@@ -16,7 +16,7 @@ from pccl import tree as trees
 from pccl.errors import InvalidArgument
 from pccl.quantize import Quantize
 from pccl.reduce import weighted
-from pccl.reduce.residuals import Residual, Use
+from pccl.reduce.residuals import Taken, Use
 from pccl.tree import Entry, Tree
 from pccl.types import ReduceOp
 
@@ -182,7 +182,7 @@ class Request:
         """
         coding: dict[str, Any] = {}
         engine, feedback = self.joined, self.comm._residuals
-        taken: list[Residual | None] = []
+        taken = Taken()
         if self.quantize is not None:
             coding["quantize"] = quantization.codes(self.quantize)
             if self.quantize.error_feedback:

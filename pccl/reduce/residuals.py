@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +44,10 @@ class Use(NamedTuple):
     members: int = 0
 
 
+class Taken(list["Residual | None"]):
+    """The residuals that a call has taken, of each array."""
+
+
 class Residuals:
     """The residuals of a communicator. *any thread*
 
@@ -53,9 +58,9 @@ class Residuals:
         # Guards what follows. No blocking call holds it.
         self._lock = threading.Lock()
         self._kept: dict[Key, Residual] = {}
-        # Operations that change a residual, and what is kept of it if they commit. None: about to
-        # start.
-        self._changes: dict[Key, tuple[_core.Operation | None, Residual]] = {}
+        # Operations that change a residual, and what is kept of it if they commit. Before they
+        # start, the list from `take`: a call that Ctrl-C ends there takes it along.
+        self._changes: dict[Key, tuple[_core.Operation | weakref.ref[Taken], Residual]] = {}
 
     @property
     def kept(self) -> dict[Key, Residual]:
@@ -72,7 +77,7 @@ class Residuals:
 
     def take(
         self, arrays: Sequence[tuple[Any, Any, int]], use: Use, names: Sequence[tuple[str, str]]
-    ) -> list[Residual | None]:
+    ) -> Taken:
         """The residual of each array, for an operation that is about to start.
 
         `follow` must come after it, or `give_back`.
@@ -87,7 +92,7 @@ class Residuals:
             is about to change: two of them would add the same errors. Also if `weight` is NaN,
             with which the call fails after the operation.
         """
-        found: list[Residual | None] = []
+        found = Taken()
         with self._lock:
             self._settle()
             for (send, _, code), (path, outline) in zip(arrays, names, strict=False):
@@ -103,7 +108,7 @@ class Residuals:
                     values = np.zeros(count * wide, np.uint8)
                     kept = Residual(key, outline, values, use.weight, 0)
                 fitting = _fitting(kept, use, f"f{wide}")
-                self._changes[key] = None, fitting
+                self._changes[key] = weakref.ref(found), fitting
                 found.append(fitting)
         return found
 
@@ -126,7 +131,11 @@ class Residuals:
     def _settle(self) -> None:
         """Takes over what operations that are over have left, which lets go of their arrays."""
         for key, (operation, residual) in list(self._changes.items()):
-            if operation is None or not operation.done():
+            if isinstance(operation, weakref.ref):
+                if operation() is None:
+                    del self._changes[key]
+                continue
+            if not operation.done():
                 continue
             del self._changes[key]
             members = operation.contributors()

@@ -318,7 +318,7 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
   start_if_ready(now);
 }
 
-void Group::on_disconnect(ConnectionId connection, Ending ending, Instant now) {
+void Group::on_disconnect(ConnectionId connection, Instant now) {
   Peer* peer = peers_.on(connection);
   if (peer == nullptr) return;
   if (!peers_.is_member(*peer)) {
@@ -326,7 +326,6 @@ void Group::on_disconnect(ConnectionId connection, Ending ending, Instant now) {
     return around_.replicas().away(id_, away, "its control connection broke");
   }
   peer->connection = 0;
-  peer->ending = ending;
   peer->disconnected_at = now;
   check_links(now);
 }

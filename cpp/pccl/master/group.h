@@ -102,7 +102,7 @@ class Group {
   Return rejoin(ConnectionId connection, const wire::Rejoin& rejoin, std::uint32_t term,
                 const std::vector<wire::LogEntry>* log, Instant now);
   void on_message(ConnectionId from, const wire::Frame& frame, Instant now);
-  void on_disconnect(ConnectionId connection, Ending ending, Instant now);
+  void on_disconnect(ConnectionId connection, Instant now);
   void on_time(Instant now);
   // Removes a peer that broke the rules. `reason`: for the peer and the log.
   void evict(ConnectionId connection, Code code, const std::string& reason, Instant now);

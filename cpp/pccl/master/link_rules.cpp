@@ -9,12 +9,6 @@
 #include "pccl/master/judgements.h"
 
 namespace pccl::master {
-namespace {
-
-// A member whose connections were reset has so long to come back, in heartbeat intervals.
-constexpr int kReturnIntervals = 3;
-
-}  // namespace
 
 bool LinkRules::report(const PeerId& id, const wire::LinkReport& report, Instant now) {
   const bool relayed = report.state == wire::LinkState::relayed;
@@ -108,11 +102,6 @@ std::vector<Departed> LinkRules::check(Instant now) {
   std::vector<Departed> gone;
   for (const Peer& peer : peers_.members) {
     if (peer.connection != 0) continue;
-    // All connections of a living peer may be reset at once, by a NAT that was restarted. It learns
-    // of that when it writes the next time.
-    const Duration grace = std::min(kReturnIntervals * context_.options.heartbeat_interval,
-                                    context_.options.heartbeat_timeout);
-    if (peer.ending == Ending::reset && now - peer.disconnected_at < grace) continue;
     // A broken control connection and a report of a bad link indicate a killed process. For a
     // member that has not returned yet, ignore relayed links: they ended with the previous master.
     const std::string* reason =

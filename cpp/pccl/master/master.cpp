@@ -171,7 +171,7 @@ void Master::on_connect(ConnectionId connection, const std::string& address, Ins
   made.since = now;
 }
 
-void Master::on_disconnect(ConnectionId id, Ending ending, Instant now) {
+void Master::on_disconnect(ConnectionId id, Instant now) {
   at(now);
   const auto it = connections_.find(id);
   if (it == connections_.end()) return;
@@ -182,7 +182,7 @@ void Master::on_disconnect(ConnectionId id, Ending ending, Instant now) {
   forget_report(id);
   if (!group) return;
   const auto found = groups_.find(*group);
-  if (found != groups_.end()) found->second->on_disconnect(id, ending, now);
+  if (found != groups_.end()) found->second->on_disconnect(id, now);
   settle_replicas(now);
   forget_group(*group);
   settle_quorums(now);

@@ -62,8 +62,7 @@ class Master final : private Surroundings {
   void on_frame(ConnectionId connection, const wire::Frame& frame, Instant now);
   // The connection sent invalid bytes. Refuses it with `error`.
   void on_garbage(ConnectionId connection, const Error& error, Instant now);
-  // `ending`: see Ending.
-  void on_disconnect(ConnectionId connection, Ending ending, Instant now);
+  void on_disconnect(ConnectionId connection, Instant now);
   void on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now);
   void on_time(Instant now);
   // Call on_time no later than this long from now.

@@ -40,7 +40,6 @@ struct Peer {
 
   // -- members
   Instant disconnected_at{};
-  Ending ending = Ending::closed;        // of its last connection
   std::uint64_t applied = 0;             // ordinal of the last log entry that it has applied
   wire::Blocked blocked;                 // its latest report about its threads
   std::uint64_t blocked_at_ordinal = 0;  // `applied` at that report

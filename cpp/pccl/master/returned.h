@@ -12,12 +12,6 @@
 namespace pccl::master {
 
 using ConnectionId = std::uint64_t;  // given by the server; 0 is none
-
-// How a control connection ended.
-enum class Ending : std::uint8_t {
-  closed,  // by the system of the other end: the process closed it, or is gone
-  reset,   // perhaps by something on the path, while the peer lives
-};
 // A member's id and seal. The peer with the ticket for this seal is that member.
 using Seat = std::pair<PeerId, PeerId>;
 

@@ -233,8 +233,7 @@ void Server::read(master::ConnectionId id) {
                          [&](std::span<const std::uint8_t> bytes) { return take(id, bytes); });
   if (const auto open = connections_.find(id); open != connections_.end()) {
     if (result != -EAGAIN) {
-      const bool closed = result == 0 && !open->second.reset;
-      drop(id, closed ? master::Ending::closed : master::Ending::reset);
+      drop(id);
     } else if (!open->second.garbage) {
       await_readable(id, open->second);
     }
@@ -299,7 +298,7 @@ void Server::count_held(master::ConnectionId id, Connection& connection) {
   connection.held = bytes;
 }
 
-void Server::drop(master::ConnectionId id, master::Ending ending) {
+void Server::drop(master::ConnectionId id) {
   doorway_.forget(id);
   newcomers_.remove(id);
   if (const auto attempt = tries_.extract(id)) attempt.mapped()->cancel();
@@ -308,7 +307,7 @@ void Server::drop(master::ConnectionId id, master::Ending ending) {
   queued_ -= it->second.counted;
   held_ -= it->second.held;
   connections_.erase(it);
-  master_.on_disconnect(id, ending, clock_now());
+  master_.on_disconnect(id, clock_now());
 }
 
 // Gives the socket to the relay. The master reads nothing more from it.
@@ -417,8 +416,6 @@ bool Server::flush(master::ConnectionId id, Connection& connection) {
   const std::size_t bytes = connection.out.size();
   queued_ = queued_ - connection.counted + bytes;
   connection.counted = bytes;
-  // The socket tells an error once. After an end by the other side it is another one.
-  connection.reset = connection.reset || result == -ECONNRESET;
   // A broken connection stays until it is read: its last message, perhaps a Leave, may be unread.
   return result == -EAGAIN ? bytes <= kMaxQueued : !connection.closing;
 }

@@ -65,7 +65,6 @@ class Server {
     bool known = false;    // the peer has identified itself
     bool member = false;   // and is a member
     bool garbage = false;  // it sent invalid bytes: nothing more is read
-    bool reset = false;    // found when writing
     std::size_t held = 0;  // a member's bytes in held_
     io::WriteQueue out;
     std::size_t counted = 0;         // bytes of `out` in queued_
@@ -86,7 +85,7 @@ class Server {
   void carry_out(const master::Action& action, std::set<master::ConnectionId>& touched);
   // False: drop the connection.
   bool flush(master::ConnectionId id, Connection& connection);
-  void drop(master::ConnectionId id, master::Ending ending = master::Ending::closed);
+  void drop(master::ConnectionId id);
   void relay(master::ConnectionId id, const PeerId& token);
   void tell_departures();
   void make_room();

@@ -58,7 +58,7 @@ class World {
     const master::ConnectionId id = script.byte() % (2 * kMembers) + 1U;
     switch (what % 8) {
       case 0:
-        master_.on_disconnect(id, master::Ending::closed, now_);
+        master_.on_disconnect(id, now_);
         connect(id);
         break;
       case 1:
@@ -133,7 +133,7 @@ class World {
       if (const auto* send = std::get_if<master::Send>(&action)) check(send->bytes);
     }
     for (const master::ConnectionId id : closed) {
-      master_.on_disconnect(id, master::Ending::closed, now_);
+      master_.on_disconnect(id, now_);
       connect(id);
     }
     (void)master_.tick();

@@ -91,11 +91,9 @@ void MasterHost::pump(master::ConnectionId id) {
     }
   }
   if (connection->ended(1)) {
-    const master::Ending ending =
-        connection->broken(1) ? master::Ending::reset : master::Ending::closed;
     connection->close(1);
     peers_.erase(id);
-    master_->on_disconnect(id, ending, world_.now());
+    master_->on_disconnect(id, world_.now());
   }
   settle();
 }
@@ -111,7 +109,7 @@ void MasterHost::settle() {
       }
     } else if (const auto* close = std::get_if<master::Close>(&action)) {
       if (const auto liar = liars_.extract(close->connection)) {
-        master_->on_disconnect(close->connection, master::Ending::closed, world_.now());
+        master_->on_disconnect(close->connection, world_.now());
         repeat_lie(liar.mapped());
       }
       const auto it = peers_.find(close->connection);
@@ -122,7 +120,7 @@ void MasterHost::settle() {
       }
       it->second.connection->close(1);
       peers_.erase(it);
-      master_->on_disconnect(close->connection, master::Ending::closed, world_.now());
+      master_->on_disconnect(close->connection, world_.now());
     } else if (const auto* expected = std::get_if<master::ExpectRelay>(&action)) {
       expect_relay(*expected);
     } else if (const auto* end = std::get_if<master::EndRelay>(&action)) {

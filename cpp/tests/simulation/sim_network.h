@@ -94,8 +94,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void consume(int side, std::size_t bytes);
   // Whether all bytes were read and the other side has closed.
   [[nodiscard]] bool ended(int side) const;
-  // Whether it was reset: bytes of the other side may be lost.
-  [[nodiscard]] bool broken(int side) const { return sides_[index(side)].broken; }
   void close(int side);
 
   // -- faults

@@ -67,9 +67,7 @@ class Play {
   void connect(master::ConnectionId id, const std::string& from) {
     master_->on_connect(id, from, now_);
   }
-  void disconnect(master::ConnectionId id, bool reset) {
-    master_->on_disconnect(id, reset ? master::Ending::reset : master::Ending::closed, now_);
-  }
+  void disconnect(master::ConnectionId id) { master_->on_disconnect(id, now_); }
   // Restarts the master; all members return to it with their reports. `relayed`: members that
   // report other relayed pairs.
   void restart(
@@ -147,7 +145,7 @@ class Play {
     for (const master::Action& action : actions) {
       if (const auto* close = std::get_if<master::Close>(&action)) {
         all.emplace_back(close->connection, "close", 0, "");
-        master_->on_disconnect(close->connection, master::Ending::closed, now_);
+        master_->on_disconnect(close->connection, now_);
       }
       if (const auto* attempt = std::get_if<master::TryAddress>(&action))
         all.emplace_back(attempt->for_whom, "tries", 0, wire::to_string(attempt->address));
@@ -437,7 +435,7 @@ void bind_hostile(nb::module_& m) {
           "names"_a = std::vector<std::string>())
       .def("status", &Play::status)
       .def("connect", &Play::connect, "connection"_a, "address"_a)
-      .def("disconnect", &Play::disconnect, "connection"_a, "reset"_a = false)
+      .def("disconnect", &Play::disconnect, "connection"_a)
       .def("tried", &Play::tried, "connection"_a, "reached"_a)
       .def("says", &Play::says, "connection"_a, "type"_a, "payload"_a,
            nb::arg("ordinal").none() = nb::none(), "term"_a = 1, nb::arg("run").none() = nb::none())

@@ -114,7 +114,7 @@ class ManyMembers final {
                         wire::LinkReport{lost, wire::LinkState::broken, record().epoch, "reset"}});
     }
     const double began = thread_cpu_seconds();
-    master_->on_disconnect(connection(lost), master::Ending::closed, now_);
+    master_->on_disconnect(connection(lost), now_);
     const double took = thread_cpu_seconds() - began;
     const auto [seconds, bytes] = hear(said);
     expect(size() == before - 1, "a group without the lost member");
