@@ -244,7 +244,17 @@ def until(worker: Worker, size: int, timeout: float = 60) -> list[dict[str, Any]
     return steps
 
 
-def test_a_peer_whose_address_changes_comes_back_and_the_others_see_one_loss() -> None:
+def over_the_outage(worker: Worker) -> list[dict[str, Any]]:
+    """Its steps, up to the first among three after the one that took long."""
+    steps = until(worker, 3)
+    while steps[-1]["took"] < 1 and steps[-1]["size"] == 3:
+        steps += [worker.next()]
+        if steps[-1]["event"] != "step":
+            return steps
+    return steps + until(worker, 3)
+
+
+def test_a_peer_whose_address_changes_goes_on_and_the_others_see_one_loss_at_most() -> None:
     settings = SETTINGS | {"PCCL_HEARTBEAT_TIMEOUT": "2"}
     with nat.hosts((None,) * 4) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
         peers = [run.peer(nat_peers.come_back, host) for host in hosts[:3]]
@@ -254,15 +264,15 @@ def test_a_peer_whose_address_changes_comes_back_and_the_others_see_one_loss() -
         namespaces.ip(*f"-n {moved} addr del {hosts[2].address}/24 dev eth".split())
         namespaces.ip(*f"-n {moved} addr add 10.77.3.77/24 dev eth".split())
         for peer in peers[:2]:
-            steps = until(peer, 2) + until(peer, 3)
+            steps = over_the_outage(peer)
             sizes = [key for key, _ in itertools.groupby(step["size"] for step in steps)]
-            assert sizes in ([3, 2, 3], [2, 3]), sizes
+            # It is back at the master before that counts it as silent, or after it.
+            assert sizes in ([3], [3, 2, 3], [2, 3]), sizes
             # The documented time, and some for a busy machine.
             assert max(step["took"] for step in steps) < 2 + 6
-        while (line := peers[2].next())["event"] == "step":
-            pass
-        assert line["event"] == "out"
-        assert until(peers[2], 3)[0]["step"] > line["step"] + 1  # what the others had done
+        line = over_the_outage(peers[2])[-1]
+        if line["event"] == "out":
+            assert until(peers[2], 3)[0]["step"] > line["step"] + 1  # what the others had done
 
 
 def test_two_that_have_no_way_to_each_other_are_told_soon_and_what_to_do() -> None:
