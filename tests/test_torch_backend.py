@@ -164,9 +164,11 @@ def test_ranks_that_are_started_again_with_the_store_they_had(where: str) -> Non
                     worker.tell("go")
                 for worker in workers:
                     assert worker.expect("done", 60)["total"] == [3.0] * 3
-                for worker in workers if again else []:
-                    worker.tell("end")
-                    assert worker.ends() == 0, worker.stderr()
+                if again:
+                    for worker in workers:  # rank 0 would wait for the others
+                        worker.tell("end")
+                    for worker in workers:
+                        assert worker.ends() == 0, worker.stderr()
 
 
 def test_the_ddp_hook_goes_on_without_a_lost_peer() -> None:
