@@ -171,6 +171,15 @@ def test_ranks_that_are_started_again_with_the_store_they_had(where: str) -> Non
                         assert worker.ends() == 0, worker.stderr()
 
 
+def test_the_rank_that_runs_the_master_waits_once_for_those_that_stay(job: Job) -> None:
+    first, last = job.start(2, torch_backend.close_many_groups)
+    last.expect("ready", 60)
+    assert 1.5 < first.expect("done", 60)["seconds"] < 6  # each of the five groups waited 2 s
+    last.tell("go")
+    last.expect("done", 60)
+    assert [first.ends(), last.ends()] == [0, 0]
+
+
 def test_the_ddp_hook_goes_on_without_a_lost_peer() -> None:
     with running(GLOO_SOCKET_IFNAME="lo") as run:
         peers = run.peers(3, torch_training.hook_of_which_one_dies)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -28,8 +30,10 @@ from pccl.errors import (
 )
 
 _MASTER_GONE = "rank 0, which ran the group's master, is gone"
-# A member that runs the master waits this long for the others to leave.
-_FAREWELL = timedelta(seconds=10)
+# Seconds that a member which runs the master waits for the others to leave. Groups that close one
+# after another, at most `_SAME_END` apart, share them: a job may have many groups.
+_FAREWELL = 10.0
+_SAME_END = 1.0
 
 
 class _Master:
@@ -42,6 +46,9 @@ class _Master:
         self._lock = threading.Lock()
         self._node: MasterNode | None = None
         self._groups = 0
+        # On the clock of time.monotonic().
+        self._farewell_ends = -math.inf
+        self._last_farewell = -math.inf
 
     def acquire(self, host: str) -> str:
         with self._lock:
@@ -51,6 +58,19 @@ class _Master:
                 self._node = node
             self._groups += 1
             return self._node.address
+
+    def wait_for(self, store: Any, keys: Sequence[str]) -> None:
+        """Waits a while until the store has these keys, by which members say that they left."""
+        with self._lock:
+            now = time.monotonic()
+            if now > max(self._farewell_ends, self._last_farewell) + _SAME_END:
+                self._farewell_ends = now + _FAREWELL
+            left = self._farewell_ends - now
+        if left > 0:
+            with suppress(Exception):  # members that do not leave in time are cut off
+                store.wait(keys, timedelta(seconds=left))
+        with self._lock:
+            self._last_farewell = time.monotonic()
 
     def release(self) -> None:
         with self._lock:
@@ -309,6 +329,5 @@ class Member:
         with self._lock:
             serves, self._serves = self._serves, False
         if serves:
-            with suppress(Exception):  # members that do not leave in time are cut off
-                self._store.wait([self._key("left", rank) for rank in self._present], _FAREWELL)
+            _master.wait_for(self._store, [self._key("left", rank) for rank in self._present])
             _master.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import torch
@@ -236,6 +237,23 @@ def groups() -> None:
     dist.barrier()
     dist.destroy_process_group()
     say(event="done", ok=ok, count=sum(each is not None for each in found))
+
+
+def close_many_groups() -> None:
+    """Rank 0, which runs the master, ends before the others do."""
+    from pccl.adapters.torch import rendezvous
+
+    rendezvous._FAREWELL = 2.0
+    rank, _ = begin()
+    made = [dist.new_group([0, 1]) for _ in range(4)]
+    for group in made:
+        dist.barrier(group)
+    if rank == 1:
+        say(event="ready")
+        hear()
+    began = time.monotonic()
+    dist.destroy_process_group()
+    say(event="done", seconds=time.monotonic() - began)
 
 
 def list_threads_afterwards() -> None:
