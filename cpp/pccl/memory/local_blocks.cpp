@@ -20,8 +20,9 @@ namespace pccl::memory {
 namespace {
 
 constexpr std::uint64_t kMaxDepth = 4;
-// Longest wait for memory that another rank has offered.
-constexpr Duration kArrival = std::chrono::milliseconds(50);
+// Longest wait for memory that another rank has offered. It comes within a millisecond, but threads
+// of a busy machine may wait a few hundred for a processor.
+constexpr Duration kArrival = std::chrono::milliseconds(500);
 constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 
 }  // namespace
@@ -126,16 +127,16 @@ bool LocalGroup::arrays_here() {
 }
 
 // Another rank's memory is not here, though it was offered or will be at once. After kArrival that
-// rank may be gone, and the operation is spoilt.
-bool LocalGroup::missing(Instant now) {
+// rank may be gone, and the operation is spoilt; at once if what arrived could not be mapped.
+bool LocalGroup::missing(bool unmapped, Instant now) {
   if (!missing_since_) missing_since_ = now;
-  if (now - *missing_since_ < kArrival) return false;
+  if (!unmapped && now - *missing_since_ < kArrival) return false;
   spoil();
   return true;
 }
 
 bool LocalGroup::combine(Instant now) {
-  if (!arrays_here()) return missing(now);
+  if (!arrays_here()) return missing(host_.unmapped().arrays, now);
   if (gather_block() || reduce_block() || stage_block()) return true;
   Current& current = *current_;
   if (current.reduced < current.rounds || (!current.keep && current.gathered < current.rounds))
@@ -143,7 +144,7 @@ bool LocalGroup::combine(Instant now) {
   if (current.keep && !results_here()) {
     // Either not all ranks have all their results, or memory of one has not arrived.
     if (least(&Board::reduced) < current.rounds) return false;
-    return missing(now);
+    return missing(host_.unmapped().scratch, now);
   }
   current.done = now;
   current.phase = Phase::finished;

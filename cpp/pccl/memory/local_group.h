@@ -203,7 +203,7 @@ class LocalGroup {
   bool combine(Instant now);
   bool results_here();
   bool arrays_here();
-  bool missing(Instant now);
+  bool missing(bool unmapped, Instant now);
   void find_places(Operation& operation);
   bool stage_block();
   bool reduce_block();
