@@ -1,10 +1,11 @@
-"""Starts scripts in processes that have imported torch already.
+"""Starts scripts in processes that have imported some libraries already.
 
-    python fork_server.py SOCKET
+    python fork_server.py SOCKET KIND
 
 An import of torch takes some seconds of CPU time, and hundreds of tests need ranks that have it.
-This process imports it once, and forks for each request on the socket with that number. The child
-runs the script as `python SCRIPT ARGUMENTS` would. The seed of string hashes is the same in all
+One of NumPy takes a tenth of a second, and thousands of processes need it. This process imports
+what its kind has once, and forks for each request on the socket with that number. The child runs
+the script as `python SCRIPT ARGUMENTS` would. The seed of string hashes is the same in all
 children: what may depend on it belongs in a process of its own.
 """
 
@@ -21,17 +22,30 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-PRELOADED = (
-    "torch",
-    "torch._dynamo",
-    "torch._dynamo.polyfills.loader",
-    "torch.distributed",
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
-    "torch.nn.parallel",
-    "torch.profiler",
-    "sklearn.datasets",
-)
+PRELOADED = {
+    "torch": (
+        "torch",
+        "torch._dynamo",
+        "torch._dynamo.polyfills.loader",
+        "torch.distributed",
+        "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+        "torch.nn.parallel",
+        "torch.profiler",
+        "sklearn.datasets",
+    ),
+    # These are modules that pccl imports. Each child imports pccl itself, which is tested, too.
+    "numpy": (
+        "numpy",
+        "numpy.typing",
+        "argparse",
+        "asyncio",
+        "ctypes",
+        "difflib",
+        "hashlib",
+        "html",
+    ),
+}
 DESCRIPTORS = 4  # the child's standard input, output and error, and where its end is reported
 LARGEST = 1 << 18  # bytes of a request
 
@@ -93,7 +107,7 @@ def serve(server: socket.socket) -> list[str] | None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test's process ends this one
     server = socket.socket(fileno=int(sys.argv[1]))
-    for name in PRELOADED:
+    for name in PRELOADED[sys.argv[2]]:
         with suppress(ModuleNotFoundError):
             importlib.import_module(name)
     command = serve(server)

@@ -1,7 +1,8 @@
-"""Processes that need torch, forked from one that has imported it: see fork_server.py."""
+"""Processes that are forked from one that has imported libraries: see fork_server.py."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -23,19 +24,19 @@ _TOO_LATE = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_DEVICE_BACKEND
 LIMIT = 60  # seconds, for the import of torch on a busy machine
 # Tests have more processes than the machine has processors.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_LOADED_WITH = os.environ | _ONE_THREAD  # all servers' environment
 
 
 class _Server:
-    def __init__(self) -> None:
-        self.env = os.environ | _ONE_THREAD
+    def __init__(self, kind: str) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             script = str(Path(fork_server.__file__))
             self._process = subprocess.Popen(
-                [sys.executable, script, str(theirs.fileno())],
+                [sys.executable, script, str(theirs.fileno()), kind],
                 stdin=subprocess.DEVNULL,
-                env=self.env,
+                env=_LOADED_WITH,
                 pass_fds=[theirs.fileno()],
             )
         self._socket.settimeout(LIMIT)
@@ -64,7 +65,32 @@ def _end(socket: socket.socket, process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-_servers: list[_Server] = []  # the one of this process, once it is needed
+# They start at their first use. Two by turns are for NumPy, so that members of one run have
+# different seeds of string hashes.
+_servers: dict[str, _Server] = {}
+_turns = itertools.cycle(("numpy", "numpy again"))
+
+
+def _server(name: str) -> _Server:
+    if name not in _servers or _servers[name].ended():
+        _servers[name] = _Server(name.partition(" ")[0])
+    return _servers[name]
+
+
+def _too_late(env: Mapping[str, str]) -> list[str]:
+    """The variables that differ from those with which a server has loaded its libraries."""
+
+    def usual(name: str) -> str | None:
+        """The test process's own value, where the servers have one thread instead."""
+        return os.environ.get(name) if name in _ONE_THREAD else _LOADED_WITH.get(name)
+
+    names = {name for name in env.keys() | _LOADED_WITH.keys() if name.startswith(_TOO_LATE)}
+    return [name for name in names if env.get(name) not in (_LOADED_WITH.get(name), usual(name))]
+
+
+def may_be_forked(env: Mapping[str, str]) -> bool:
+    """Whether a process with this environment is the same if it is forked."""
+    return env.get("TEST_FORKS") != "0" and not _too_late(env)
 
 
 class Forked:
@@ -79,19 +105,12 @@ class Forked:
         stderr: IO[bytes] | int,
         env: Mapping[str, str],
         cwd: str | Path,
+        kind: str = "torch",
     ) -> None:
-        """Runs `command`, a script and its arguments."""
-        if not _servers or _servers[-1].ended():
-            _servers.append(_Server())
-        server = _servers[-1]
-
-        def usual(name: str) -> str | None:
-            """The test process's own value, where the server has one thread instead."""
-            return os.environ.get(name) if name in _ONE_THREAD else server.env.get(name)
-
-        names = {name for name in env.keys() | server.env.keys() if name.startswith(_TOO_LATE)}
-        late = [name for name in names if env.get(name) not in (server.env.get(name), usual(name))]
+        """Runs `command`, a script and its arguments. `kind`: of fork_server.PRELOADED."""
+        late = _too_late(env)
         assert not late, f"too late for a process that is forked: {late}"
+        server = _server(kind if kind == "torch" else next(_turns))
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
@@ -128,7 +147,9 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._report], [], [], timeout)[0]:
+            reported = select.poll()  # not select(): the descriptor may be a large number
+            reported.register(self._report, select.POLLIN)
+            if not reported.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
             status = os.read(self._report, 4)
             os.close(self._report)

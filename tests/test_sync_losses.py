@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from syncs import (
     whether_equal,
     zeros,
 )
-from workers import FAST, Run, Worker, running, wait_until_asleep
+from workers import FAST, Run, Worker, running, wait_until_asleep, wait_until_stopped
 
 # 512 MiB, of which a newcomer's ones differ everywhere.
 BIG = 512 * MIB
@@ -136,7 +135,7 @@ def test_ctrl_c_during_the_transfer_ends_the_sync_for_all_and_nothing_is_written
     # The newcomer interrupts a member, and freezes until that has had its effect.
     strike(late, signal.SIGINT, peers[1].pid, freeze=True)
     tell(peers, sync(until=3))
-    os.waitid(os.P_PID, late[0].pid, os.WSTOPPED)
+    wait_until_stopped(late[0])
     interrupted(peers[1].next(5))
     late[0].signal(signal.SIGCONT)
     gave_up(peers[1])
@@ -145,7 +144,7 @@ def test_ctrl_c_during_the_transfer_ends_the_sync_for_all_and_nothing_is_written
     assert (moved(answers), answers[0]["size"], answers[0]["digest"]) == ([0, 0, BIG], 3, held)
     calls = do(late, sync_faults.say_calls)[0]["calls"]
     assert calls == sorted(calls)
-    assert 0 < calls[0][0] <= calls[-1][0] == BIG
+    assert 0 <= calls[0][0] <= calls[-1][0] == BIG
     assert {wanted for _, wanted in calls} == {BIG}
     assert do(peers, sync_faults.say_calls) == [{"calls": []}] * 2  # they received nothing
 

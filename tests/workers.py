@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from forked import Forked
+from forked import Forked, may_be_forked
 from programs import master
 
 # With these a failure is detected in a second instead of six, in the ratio of the defaults.
@@ -56,9 +56,10 @@ def start(
     stderr: IO[bytes] | int,
     **env: str,
 ) -> subprocess.Popen[bytes] | Forked:
-    """Starts a process that runs it. Where its module has FORKED, that has torch already.
+    """Starts a process that runs it.
 
-    With TEST_FORKS=0 it is a new interpreter nevertheless.
+    It has NumPy already, and torch where its module says so (forked.py). With TEST_FORKS=0, or
+    with variables that are read when libraries are loaded, it is a new interpreter.
     """
     python, *script = command(program)
     given: dict[str, Any] = {
@@ -69,9 +70,11 @@ def start(
         "cwd": tempfile.gettempdir(),  # not the source tree, which has no extension
     }
     call = program if isinstance(program, partial) else partial(program)
-    forked = getattr(sys.modules[call.func.__module__], "FORKED", False)
-    if forked and given["env"].get("TEST_FORKS") != "0":
+    module = sys.modules[call.func.__module__]
+    if getattr(module, "FORKED", False) and given["env"].get("TEST_FORKS") != "0":
         return Forked(script, **given)
+    if may_be_forked(given["env"]):
+        return Forked(script, **given, kind="numpy")
     return subprocess.Popen([python, *script], **given)
 
 
@@ -315,6 +318,17 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in made]
 
 
+def _state(thread: int) -> str:
+    """The letter that the system has for it."""
+    with open(f"/proc/{thread}/stat") as stat:
+        return stat.read().rpartition(") ")[2][0]
+
+
+def wait_until_stopped(worker: Worker) -> None:
+    """Returns when SIGSTOP has stopped it."""
+    eventually(lambda: _state(worker.pid) == "T", said=worker.stderr)
+
+
 def wait_until_asleep(worker: Worker) -> None:
     """Returns when its main thread has slept for a while: it is inside its call, then."""
     wait_until_thread_sleeps(worker.pid, worker.stderr)
@@ -326,8 +340,7 @@ def wait_until_thread_sleeps(thread: int, said: Callable[[], object] = str) -> N
     deadline = time.monotonic() + 60
     while asleep < 20:
         assert time.monotonic() < deadline, said()
-        with open(f"/proc/{thread}/stat") as stat:
-            state = stat.read().rpartition(") ")[2][0]
+        state = _state(thread)
         # It looks around many times a second in its call, and may then wait for a processor.
         asleep = asleep + 1 if state == "S" else max(0, asleep - 1)
         time.sleep(0.01)

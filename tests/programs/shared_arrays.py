@@ -75,6 +75,7 @@ def reduce_with_little_room() -> None:
     pccl.barrier()
     if pccl.rank() == 1:
         limit_memory(48 << 20)
+    pccl.barrier()  # the others share their arrays from here on
     elsewhere = []
     for call in range(20):
         _, info = pccl.allreduce(array, out=out, return_info=True)

@@ -131,11 +131,12 @@ def hold_ones() -> None:
 def sync_and_strike(number: int, pid: int | None = None, freeze: bool = False) -> None:
     """Syncs ones, and sends that signal to a process, or itself. `freeze`: stops itself, then."""
     hold_ones()
-    calls: list[tuple[int, int]] = []
+    struck = False
 
     def progress(done: int, wanted: int) -> None:
-        calls.append((done, wanted))
-        if 0 < done < wanted and len(calls) == 1:
+        nonlocal struck
+        if 0 < done < wanted and not struck:
+            struck = True
             if pid is None:
                 signal.raise_signal(number)
             else:
