@@ -13,17 +13,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 import pytest
 from forked import Forked
-from workers import complaints, eventually
+from together import run_together
+from workers import complaints, free_ports
 
 import pccl
 
@@ -43,43 +43,6 @@ def run(folder: Path, *command: str, status: int = 0) -> str:
 def launch(folder: Path, ranks: int, example: str, *options: str) -> str:
     command = [sys.executable, str(EXAMPLES / example), *options]
     return run(folder, "-m", "pccl", "run", "-n", str(ranks), "--", *command)
-
-
-def run_with_torch(folder: Path, *programs: list[str], **env: str) -> list[str]:
-    """Runs these programs together, each in a process that is forked from one with torch.
-
-    A program is a script with its arguments. Returns what each of them printed.
-    """
-    with ExitStack() as stack:
-        pairs = [[stack.enter_context(tempfile.TemporaryFile()) for _ in "oe"] for _ in programs]
-        running = []
-        for rank, (program, (output, errors)) in enumerate(zip(programs, pairs, strict=True)):
-            one = Forked(
-                program,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                env={**os.environ, "RANK": str(rank), **env},
-                cwd=folder,
-            )
-            stack.callback(one.kill)
-            running.append(one)
-
-        def over() -> bool:
-            statuses = [one.poll() for one in running]
-            return None not in statuses or any(statuses)
-
-        with suppress(AssertionError):  # what was printed says more
-            eventually(over, seconds=120)
-        shown, complained = [], ""
-        for output, errors in pairs:
-            output.seek(0)
-            errors.seek(0)
-            shown.append(output.read().decode())
-            complained += complaints(errors.read().decode(), news=False)
-        assert [one.poll() for one in running] == [0] * len(running), "".join(shown) + complained
-        assert not complained, complained
-        return shown
 
 
 class Crowd:
@@ -224,7 +187,7 @@ def test_torch_ddp_learns_and_all_ranks_have_the_same_weights(tmp_path: Path) ->
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     program = [str(EXAMPLES / "torch_ddp.py"), "--init-method", f"file://{tmp_path}/store"]
-    shown = run_with_torch(tmp_path, program, program, WORLD_SIZE="2")
+    shown = run_together(tmp_path, program, program, WORLD_SIZE="2")
     lines = [
         re.fullmatch(r"rank \d: accuracy (\S+), weights (\S+)", s.splitlines()[-1]) for s in shown
     ]
@@ -255,7 +218,7 @@ def test_diloco_learns_and_all_members_have_the_same_weights(
         command = [str(EXAMPLES / example), *options]
         with pccl.MasterNode("127.0.0.1:0") as master:
             env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": "2"}
-            shown = "".join(run_with_torch(tmp_path, command, command, **env))
+            shown = "".join(run_together(tmp_path, command, command, **env))
     else:
         monkeypatch.setenv("JAX_PLATFORMS", "cpu")
         shown = launch(tmp_path, 2, example, *options)
@@ -271,40 +234,29 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     pytest.importorskip("safetensors")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
     def train(names: str, rounds: int) -> str:
-        """The output of these replicas."""
+        """The output of these replicas, of two ranks each. torchrun sets these variables, too."""
         example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", str(rounds)]
-        with pccl.MasterNode("127.0.0.1:0") as master:
-            env = {
-                **os.environ,
-                "PCCL_MASTER": master.address,
-                "PCCL_MIN_PEERS": str(len(names)),
-                "OMP_NUM_THREADS": "1",
-            }
-            replicas = [
-                subprocess.Popen(
-                    [*torchrun, *example, "--replica", name, "--checkpoints", "run"],
-                    cwd=tmp_path,
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-                for name in names
-            ]
-            try:
-                shown = "".join(replica.communicate(timeout=280)[0] for replica in replicas)
-            finally:
-                for replica in replicas:
-                    replica.terminate()  # ends its ranks, too
-        # A thread of Gloo may abort the interpreter's exit. A rank prints its accuracy when pccl
-        # has shut down, and torchrun ends the other rank of that replica.
-        done = shown.count(": accuracy ") == 2 * len(names)
-        aborted = "terminate called" in shown and done
-        assert aborted or not any(replica.returncode for replica in replicas), shown
-        return shown
+        with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path, torch=True) as crowd:
+            # A thread of Gloo may abort the interpreter's exit. A rank prints its accuracy when
+            # pccl has shut down.
+            crowd.fine = (0, -signal.SIGABRT)
+            for name, port in zip(names, free_ports(len(names)), strict=True):
+                for rank in "01":
+                    crowd.begin(
+                        [*example, "--replica", name, "--checkpoints", "run"],
+                        PCCL_MASTER=master.address,
+                        PCCL_MIN_PEERS=str(len(names)),
+                        MASTER_ADDR="127.0.0.1",
+                        MASTER_PORT=str(port),
+                        WORLD_SIZE="2",
+                        RANK=rank,
+                        LOCAL_RANK=rank,
+                    )
+            for _ in range(2 * len(names)):
+                crowd.hear(": accuracy ")
+            return crowd.heard()
 
     shown = train("ab", 10)
     # 20 steps of 32 digits on each of four ranks are a round; every digit counts once.
@@ -435,7 +387,7 @@ def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(
         program += ["--tokens", str(tokens)]
         with pccl.MasterNode("127.0.0.1:0") as master:
             env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": "2"}
-            shown = "".join(run_with_torch(tmp_path, program, program, **env))
+            shown = "".join(run_together(tmp_path, program, program, **env))
         ends = re.findall(r"ends with parameters (\w+), sent \d+ bytes", shown)
         assert len(ends) == 2 and ends[0] == ends[1], shown
         begins = re.findall(r"begins at (\d+) tokens", shown)
@@ -509,10 +461,10 @@ def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     script = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "local"]
     script += ["--checkpoints", "run", "--save-every", "1000"]
-    [shown] = run_with_torch(tmp_path, [*script, "--tokens", "4000"])
+    [shown] = run_together(tmp_path, [*script, "--tokens", "4000"])
     assert "begins at 0 tokens" in shown and "ends with parameters" in shown
     # The checkpoint has more tokens than that: nothing is left to do.
-    [shown] = run_with_torch(tmp_path, [*script, "--tokens", "3000"])
+    [shown] = run_together(tmp_path, [*script, "--tokens", "3000"])
     begins = re.search(r"begins at (\d+) tokens", shown)
     assert begins and int(begins[1]) >= 3000
     assert f'"tokens": {begins[1]}' in shown and "train_bits" not in shown
@@ -528,10 +480,10 @@ def test_byte_gpt_starts_with_the_parameters_it_is_given(
     pytest.importorskip("safetensors")
     script = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT]
     made = ["--method", "local", "--tokens", "1000", "--result", "made.safetensors"]
-    [first] = run_with_torch(tmp_path, [*script, *made])
+    [first] = run_together(tmp_path, [*script, *made])
     with pccl.MasterNode("127.0.0.1:0") as master:
         start = [*options, "--start", "made.safetensors", "--tokens", "0"]
-        [second] = run_with_torch(tmp_path, [*script, *start], PCCL_MASTER=master.address)
+        [second] = run_together(tmp_path, [*script, *start], PCCL_MASTER=master.address)
     ends = [re.findall(r'"bits": ([\d.]+)', shown)[-1] for shown in (first, second)]
     assert ends[0] == ends[1]
     checksums = [re.findall(r"ends with parameters (\w+)", shown) for shown in (first, second)]
