@@ -30,9 +30,10 @@ from pccl.errors import (
 )
 
 _MASTER_GONE = "rank 0, which ran the group's master, is gone"
-# Seconds that a member which runs the master waits for the others to leave. Groups that close one
-# after another, at most `_SAME_END` apart, share them: a job may have many groups.
+# Seconds that a member which runs the master waits for the others to leave a group.
 _FAREWELL = 10.0
+# It does not wait for groups that close so many seconds after it waited in vain: a job may have
+# many groups, and those who stay in one stay in all.
 _SAME_END = 1.0
 
 
@@ -46,9 +47,7 @@ class _Master:
         self._lock = threading.Lock()
         self._node: MasterNode | None = None
         self._groups = 0
-        # On the clock of time.monotonic().
-        self._farewell_ends = -math.inf
-        self._last_farewell = -math.inf
+        self._gave_up = -math.inf  # on the clock of time.monotonic()
 
     def acquire(self, host: str) -> str:
         with self._lock:
@@ -62,15 +61,13 @@ class _Master:
     def wait_for(self, store: Any, keys: Sequence[str]) -> None:
         """Waits a while until the store has these keys, by which members say that they left."""
         with self._lock:
-            now = time.monotonic()
-            if now > max(self._farewell_ends, self._last_farewell) + _SAME_END:
-                self._farewell_ends = now + _FAREWELL
-            left = self._farewell_ends - now
-        if left > 0:
+            in_vain = time.monotonic() <= self._gave_up + _SAME_END
+        if not in_vain:
             with suppress(Exception):  # members that do not leave in time are cut off
-                store.wait(keys, timedelta(seconds=left))
+                store.wait(keys, timedelta(seconds=_FAREWELL))
+                return
         with self._lock:
-            self._last_farewell = time.monotonic()
+            self._gave_up = time.monotonic()
 
     def release(self) -> None:
         with self._lock:

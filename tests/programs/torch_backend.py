@@ -240,7 +240,7 @@ def groups() -> None:
 
 
 def close_many_groups() -> None:
-    """Rank 0, which runs the master, ends before the others do."""
+    """Rank 0, which runs the master, closes a group with the other one, and four before it."""
     from pccl.adapters.torch import rendezvous
 
     rendezvous._FAREWELL = 2.0
@@ -248,9 +248,12 @@ def close_many_groups() -> None:
     made = [dist.new_group([0, 1]) for _ in range(4)]
     for group in made:
         dist.barrier(group)
+    dist.destroy_process_group(made.pop())
     if rank == 1:
         say(event="ready")
         hear()
+    else:
+        time.sleep(2.2)  # what it did not wait for the first group is no loan
     began = time.monotonic()
     dist.destroy_process_group()
     say(event="done", seconds=time.monotonic() - began)
