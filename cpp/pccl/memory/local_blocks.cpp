@@ -20,9 +20,8 @@ namespace pccl::memory {
 namespace {
 
 constexpr std::uint64_t kMaxDepth = 4;
-// Longest wait for memory that another rank has offered. It comes within a millisecond, but threads
-// of a busy machine may wait a few hundred for a processor.
-constexpr Duration kArrival = std::chrono::milliseconds(500);
+// Longest wait for memory that another rank has offered.
+constexpr Duration kArrival = std::chrono::milliseconds(50);
 constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 
 }  // namespace
@@ -127,7 +126,7 @@ bool LocalGroup::arrays_here() {
 }
 
 // Another rank's memory is not here, though it was offered or will be at once. After kArrival that
-// rank may be gone, and the operation is spoilt; at once if what arrived could not be mapped.
+// rank may be gone, and the operation is spoilt; at once if any memory could not be mapped.
 bool LocalGroup::missing(bool unmapped, Instant now) {
   if (!missing_since_) missing_since_ = now;
   if (!unmapped && now - *missing_since_ < kArrival) return false;
