@@ -20,7 +20,16 @@ from typing import IO
 import fork_server
 
 # Read when libraries are loaded: too late for a forked process.
-_TOO_LATE = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+_TOO_LATE = (
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+)
 LIMIT = 60  # seconds, for the import of torch on a busy machine
 # Tests have more processes than the machine has processors.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -50,8 +59,12 @@ class _Server:
         with self._lock:
             data = json.dumps(request).encode()
             assert len(data) <= fork_server.LARGEST
-            socket.send_fds(self._socket, [data], fds)
-            answer = self._socket.recv(4)
+            try:
+                socket.send_fds(self._socket, [data], fds)
+                answer = self._socket.recv(4)
+            except BaseException:
+                self._process.kill()  # or the next request would get this one's answer
+                raise
         assert answer, "the process that forks others has ended"
         return int.from_bytes(answer, "little")
 
@@ -153,8 +166,10 @@ class Forked:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
             status = os.read(self._report, 4)
             os.close(self._report)
-            # An empty report: the process that forks others has ended.
-            status = status or int(signal.SIGKILL).to_bytes(4, "little")
+            if not status:  # the process that forks others has ended
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                status = int(signal.SIGKILL).to_bytes(4, "little")
             self.returncode = os.waitstatus_to_exitcode(int.from_bytes(status, "little"))
         return self.returncode
 

@@ -239,8 +239,6 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
         """The output of these replicas, of two ranks each. torchrun sets these variables, too."""
         example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", str(rounds)]
         with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path, torch=True) as crowd:
-            # A thread of Gloo may abort the interpreter's exit. A rank prints its accuracy when
-            # pccl has shut down.
             crowd.fine = (0, -signal.SIGABRT)
             for name, port in zip(names, free_ports(len(names)), strict=True):
                 for rank in "01":
@@ -256,6 +254,9 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
                     )
             for _ in range(2 * len(names)):
                 crowd.hear(": accuracy ")
+            # A thread of Gloo may abort the interpreter's exit.
+            ended = {program.wait(60) for program in crowd.programs}
+            assert ended <= {0, -signal.SIGABRT}, crowd.heard()
             return crowd.heard()
 
     shown = train("ab", 10)

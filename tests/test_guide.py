@@ -20,6 +20,7 @@ PROGRAMS = {
     for page in sorted(GUIDE.glob("*.md"))
     for name, text in PROGRAM.findall(page.read_text())
 }
+SECRET = "a-secret-of-this-test-0123456789"
 
 
 def test_every_page_about_moving_has_a_program() -> None:
@@ -36,12 +37,15 @@ def test_it_runs_and_both_peers_print_the_same(name: str, tmp_path: Path) -> Non
             pytest.importorskip(needed)
     script = tmp_path / "program.py"
     script.write_text(text)
-    with pccl.MasterNode("127.0.0.1:0") as master:
+    # As `pccl run` starts them.
+    with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as master:
         shown = run_together(
             tmp_path,
             *[[str(script)]] * 2,
             kind="torch" if "torch" in text else "numpy",
+            seconds=280,
             PCCL_MASTER=master.address,
+            PCCL_SECRET=SECRET,
             PCCL_MIN_PEERS="2",
         )
     last = [lines.splitlines()[-1] for lines in shown]

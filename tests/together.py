@@ -12,8 +12,10 @@ from forked import Forked
 from workers import complaints, eventually
 
 
-def run_together(folder: Path, *programs: list[str], kind: str = "torch", **env: str) -> list[str]:
-    """Runs these programs together, each in a process that is forked from one with torch.
+def run_together(
+    folder: Path, *programs: list[str], kind: str = "torch", seconds: float = 120, **env: str
+) -> list[str]:
+    """Runs these programs together, each in a process that is forked (forked.py).
 
     A program is a script with its arguments. `kind`: of fork_server.PRELOADED. Returns what each of
     them printed.
@@ -39,7 +41,7 @@ def run_together(folder: Path, *programs: list[str], kind: str = "torch", **env:
             return None not in statuses or any(statuses)
 
         with suppress(AssertionError):  # what was printed says more
-            eventually(over, seconds=120)
+            eventually(over, seconds=seconds)
         shown, complained = [], ""
         for output, errors in pairs:
             output.seek(0)
