@@ -3,10 +3,10 @@
     python fork_server.py SOCKET KIND
 
 An import of torch takes some seconds of CPU time, and hundreds of tests need ranks that have it.
-One of NumPy takes a tenth of a second, and thousands of processes need it. This process imports
-what its kind has once, and forks for each request on the socket with that number. The child runs
-the script as `python SCRIPT ARGUMENTS` would. The seed of string hashes is the same in all
-children: what may depend on it belongs in a process of its own.
+One of NumPy takes a tenth of a second, and nearly all others need it. This process imports what its
+kind has once, and forks for each request on the socket with that number. The child runs the script
+as `python SCRIPT ARGUMENTS` would. The seed of string hashes is the same in all children: what may
+depend on it belongs in a process of its own.
 """
 
 from __future__ import annotations
