@@ -138,6 +138,7 @@ bool add(Plain& plain, nb::handle send, nb::handle recv, const Input& from, cons
          DataType type) {
   if (from.size() == 0) return false;
   plain.request.arrays.push_back({from.data(), to.data(), from.size(), type});
+  if (plain.in_use.empty()) plain.in_use.reserve(2);
   plain.in_use.emplace_back(nb::borrow(send));
   plain.in_use.emplace_back(nb::borrow(recv));
   return true;

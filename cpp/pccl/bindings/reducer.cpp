@@ -37,8 +37,10 @@ nb::object reduce_info(CommunicatorHandle& comm, const Info& info) {
   nb::object made =
       nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(py.reduce_info.ptr()), 0));
   if (!made.is_valid()) throw nb::python_error();
+  const nb::object fields = nb::steal(PyObject_GenericGetDict(made.ptr(), nullptr));
+  if (!fields.is_valid()) throw nb::python_error();
   const auto set = [&](const nb::object& name, const nb::object& value) {
-    if (PyObject_GenericSetAttr(made.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
+    if (PyDict_SetItem(fields.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
   };
   const bool known = info.record != nullptr;
   if (!comm.contributors.is_valid() || comm.contributors_of != info.record) {

@@ -78,6 +78,7 @@ struct ExecutorEvents {
   std::vector<wire::OpKey> finished;
   // A frame has another signature than this member's operation.
   bool disagreement = false;
+  [[nodiscard]] bool empty() const { return met.empty() && finished.empty() && !disagreement; }
 };
 
 // *one thread: the engine's*
@@ -90,6 +91,8 @@ class Executor {
   // Combines all segments whose contributions have arrived, and passes them on. Call after frames
   // have arrived.
   void combine();
+  // combine() has something to do, or take_events() something to tell.
+  [[nodiscard]] bool has_work() const { return !ready_.empty() || !events_.empty(); }
 
   // Starts an attempt. Arrays must stay valid until commit() or cancel() returns. After an error
   // (internal_error: no memory) nothing was started. REQUIRES: no attempt with this key is running.

@@ -352,6 +352,12 @@ std::uint64_t LinkTable::unsent(const PeerId& peer, std::uint64_t token) const {
   return bytes;
 }
 
+bool LinkTable::has_actions() const {
+  const LinkActions& actions = facts_.actions;
+  return !facts_.closed.empty() || !facts_.flush.empty() || !actions.dials.empty() ||
+         !actions.flush.empty() || !actions.close.empty();
+}
+
 LinkActions LinkTable::take_actions() {
   facts_.closed.clear();
   LinkActions actions = std::exchange(facts_.actions, {});

@@ -142,7 +142,7 @@ class LinkTable final : public Carrier {
   std::uint64_t release(const PeerId& peer, std::uint64_t token) override;
   [[nodiscard]] std::uint64_t unsent(const PeerId& peer, std::uint64_t token) const override;
 
-  [[nodiscard]] bool has_flush() const { return !facts_.flush.empty(); }
+  [[nodiscard]] bool has_actions() const;
   [[nodiscard]] std::vector<LinkEvent> take_events() { return std::exchange(facts_.events, {}); }
   [[nodiscard]] LinkActions take_actions();
 

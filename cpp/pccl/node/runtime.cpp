@@ -201,12 +201,9 @@ void Runtime::thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_
 
 void Runtime::act() {
   bool ended = false;
-  for (bool more = true; more && !shut_;) {
+  while (!shut_ && (engine_.has_actions() || peers_.has_pipe_events())) {
     peers_.take_pipe_events();
     peer::EngineActions actions = engine_.take_actions();
-    more = !actions.control.empty() || actions.dial_control || actions.close_control ||
-           !actions.dials.empty() || !actions.flush.empty() || !actions.resume.empty() ||
-           !actions.close.empty() || !actions.local.empty() || peers_.has_pipe_events();
     ended = ended || actions.calls_ended;
     for (const auto& [level, text] : actions.log) log(level, options_.join.name, text, epoch());
     if (!actions.trace.empty() && trace_ != nullptr) trace_->add(std::move(actions.trace));

@@ -29,6 +29,11 @@ struct EngineActions {
   LocalityActions local;
   bool calls_ended = false;  // wake the threads that wait for a call
 
+  [[nodiscard]] bool empty() const {
+    return control.empty() && !dial_control && !close_control && dials.empty() && flush.empty() &&
+           resume.empty() && close.empty() && log.empty() && trace.empty() && local.empty() &&
+           !calls_ended;
+  }
   void note(LogLevel level, std::string text) { log.emplace_back(level, std::move(text)); }
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <string>
+#include <string_view>
 #include <tuple>
 
 namespace pccl::peer {
@@ -31,6 +33,22 @@ constexpr std::array<CallTransition, 22> kTransitions = {{
     {CallPhase::failed, CallPhase::unknown, "a verdict"},
     {CallPhase::over, CallPhase::unknown, "a verdict"},
 }};
+
+constexpr std::string_view kAllReduce = "allreduce";
+
+// For errors: "allreduce of float32[3], sum", "all_gather of float32[3]".
+std::string described(const OperationRequest& request) {
+  std::string text = request.description;
+  if (request.kind != collective::Kind::all_reduce) {
+    text = std::string(collective::name(request.kind)) + " of " + text;
+  } else if (!text.starts_with(kAllReduce)) {  // the text of a compiled program begins with it
+    text = std::string(kAllReduce) + " of " + text;
+  }
+  if (request.kind == collective::Kind::broadcast)
+    text += ", from rank " + std::to_string(request.root);
+  if (collective::reduces(request.kind)) text += std::string(", ") + name(request.op);
+  return text;
+}
 
 // Whether this is a phase of an operation that has not ended here.
 bool is_unfinished(CallPhase phase) {
@@ -217,7 +235,8 @@ std::optional<Decision> CallTable::take_early(const wire::CallKey& key) {
 const wire::OpState& CallTable::tell(const wire::OpKey& key, CallEntry& entry,
                                      wire::OpPhase phase) {
   entry.told_attempt = true;
-  entry.told = {key, entry.attempt, phase, entry.request.rerun, entry.signature};
+  entry.told = {
+      key, entry.attempt, phase, entry.request.rerun, {entry.signature, described(entry.request)}};
   return *entry.told;
 }
 

@@ -125,12 +125,12 @@ struct CallEntry {
   OperationRequest request;
   PeerId root;  // broadcast; its rank in `world` is request.root
   std::uint64_t attempt = 0;
-  wire::Signature signature;
-  Record world;                // the attempt's epoch
-  bool told_attempt = false;   // this attempt was reported, or is about to be as done
-  bool too_late = false;       // in memory: the master has ended it, but it is committed
-  std::optional<Instant> due;  // when to report the operation as entered
-  std::optional<Error> why;    // failed: the reason
+  std::uint64_t signature = 0;  // must be equal on all members
+  Record world;                 // the attempt's epoch
+  bool told_attempt = false;    // this attempt was reported, or is about to be as done
+  bool too_late = false;        // in memory: the master has ended it, but it is committed
+  std::optional<Instant> due;   // when to report the operation as entered
+  std::optional<Error> why;     // failed: the reason
   [[nodiscard]] bool runs() const {
     return phase == CallPhase::in_memory || phase == CallPhase::on_network;
   }

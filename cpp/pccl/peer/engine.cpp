@@ -620,8 +620,9 @@ Instant Engine::next_deadline() const {
 }
 
 bool Engine::has_actions() const {
-  return locality_.has_actions() || actions_.calls_ended || calls().has_reports() ||
-         links_.has_flush();
+  return !actions_.empty() || calls().has_reports() || session_.has_output() ||
+         locality_.has_actions() || links_.has_actions() || tracer_.has_events() ||
+         (!out() && (operations_.executor().has_work() || threads_.has_correction()));
 }
 
 EngineActions Engine::take_actions() {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 
 #include "pccl/peer/threads.h"
 #include "pccl/topology/plan.h"
@@ -14,22 +13,6 @@ namespace {
 
 // An operation is reported as entered only after this delay. A small one is done before that.
 constexpr Duration kEnterDelay = std::chrono::milliseconds(1);
-
-constexpr std::string_view kAllReduce = "allreduce";
-
-// For errors: "allreduce of float32[3], sum", "all_gather of float32[3]".
-std::string described(const OperationRequest& request) {
-  std::string text = request.description;
-  if (request.kind != collective::Kind::all_reduce) {
-    text = std::string(collective::name(request.kind)) + " of " + text;
-  } else if (!text.starts_with(kAllReduce)) {  // the text of a compiled program begins with it
-    text = std::string(kAllReduce) + " of " + text;
-  }
-  if (request.kind == collective::Kind::broadcast)
-    text += ", from rank " + std::to_string(request.root);
-  if (collective::reduces(request.kind)) text += std::string(", ") + name(request.op);
-  return text;
-}
 
 // The bytes of the elements that this member passes.
 std::uint64_t bytes_of(const OperationRequest& request) {
@@ -42,6 +25,7 @@ std::uint64_t bytes_of(const OperationRequest& request) {
 std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root,
                              std::uint64_t plan_hash) {
   wire::Bytes bytes;
+  bytes.reserve(64 + 16 * request.arrays.size());
   wire::Writer writer(bytes);
   writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, plan_hash);
   writer(static_cast<std::uint8_t>(request.kind));
@@ -144,8 +128,7 @@ void Operations::run(const wire::OpKey& key, Instant now) {
   for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
     if (world->members[rank].id == entry.root) entry.request.root = rank;
   }
-  entry.signature = {signature_hash(entry.request, entry.root, plan_hash_),
-                     described(entry.request)};
+  entry.signature = signature_hash(entry.request, entry.root, plan_hash_);
   if (++entry.call->attempts > 1) entry.call->timing.attempt(now);
   if (!locality_.active() || locality_.group().escalated(key)) return run_on_network(key, now);
   table().move(entry, CallPhase::in_memory);
@@ -158,7 +141,7 @@ void Operations::run(const wire::OpKey& key, Instant now) {
   locality_.group().submit({key,
                             {entry.request.kind, entry.request.root},
                             parts ? world->members.size() : 1,
-                            entry.signature.hash,
+                            entry.signature,
                             entry.request.op,
                             entry.request.arrays,
                             entry.told.has_value()});
@@ -172,7 +155,7 @@ void Operations::run_on_network(const wire::OpKey& key, Instant now) {
   collective::OperationSpec spec;
   spec.key = key;
   spec.attempt = entry.attempt;
-  spec.signature = static_cast<std::uint32_t>(entry.signature.hash);
+  spec.signature = static_cast<std::uint32_t>(entry.signature);
   spec.what = {entry.request.kind, entry.request.root};
   spec.op = entry.request.op;
   if (world->members.size() > 1 && !topology::on_one_host(world->plan))

@@ -52,6 +52,7 @@ class Operations {
 
   // -- over links. Call told() after every use of the executor that may produce events.
   [[nodiscard]] collective::Executor& executor() { return executor_; }
+  [[nodiscard]] const collective::Executor& executor() const { return executor_; }
   void told(Instant now);
   [[nodiscard]] bool running() const { return executor_.operation_count() > 0; }
   // The operation was called here: frames for it are useless unless an attempt over links runs.

@@ -73,6 +73,7 @@ class Session {
   using Next = Result<Event>;
   [[nodiscard]] Next next();
   void on_lost();
+  [[nodiscard]] bool has_output() const { return !output_.empty(); }
   [[nodiscard]] std::vector<wire::Bytes> take_output() { return std::exchange(output_, {}); }
   [[nodiscard]] bool welcomed() const { return welcomed_; }
 

@@ -44,6 +44,7 @@ class Threads {
   void told(bool blocked) { told_ = blocked; }
   [[nodiscard]] bool told() const { return told_; }
   // True once after a thread that was reported as blocked has continued: withdraw the report.
+  [[nodiscard]] bool has_correction() const { return correction_; }
   [[nodiscard]] bool take_correction() { return std::exchange(correction_, false); }
 
  private:

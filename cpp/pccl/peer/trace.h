@@ -56,6 +56,7 @@ class Tracer {
              Instant now);
   void ended(const Call& call, Code code);
   void epoch(const std::shared_ptr<const wire::EpochRecord>& record, Instant now);
+  [[nodiscard]] bool has_events() const { return !events_.empty(); }
   [[nodiscard]] std::vector<TraceEvent> take() { return std::exchange(events_, {}); }
 
  private:

@@ -3,6 +3,7 @@
 // count. A reader allocates memory only for items that it has read, not for the count.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -46,9 +47,10 @@ class Writer {
     if constexpr (std::is_same_v<T, bool>) {
       out_.push_back(value ? 1 : 0);
     } else if constexpr (std::is_unsigned_v<T>) {
-      for (std::size_t i = 0; i < sizeof(T); ++i) {
-        out_.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
-      }
+      std::array<std::uint8_t, sizeof(T)> bytes{};
+      for (std::size_t i = 0; i < sizeof(T); ++i)
+        bytes[i] = static_cast<std::uint8_t>(value >> (8 * i));
+      out_.insert(out_.end(), bytes.begin(), bytes.end());
     } else if constexpr (WireEnum<T>) {
       out_.push_back(static_cast<std::uint8_t>(value));
     } else {
