@@ -45,10 +45,11 @@ def scale(dtype: int, values: Any, weight: float, products: Any) -> None:
     complex for complex numbers, else float64.
     """
 
-def unscale(dtype: int, sums: Any, total: float, means: Any) -> None:
+def unscale(dtype: int, sums: Any, total: float, means: Any, done: Any = None) -> None:
     """Its quotients: sums of `scale`'s products, divided by the weights' sum and rounded to the dtype.
 
-    `means` may be the memory of `sums` where elements have the same size.
+    `means` may be the memory of `sums` where elements have the same size. `done`: a byte that is set
+    when they are divided; if it is set already, nothing happens.
     """
 
 def diagnose(master: str, group: int, port: int, advertise: Sequence[str]) -> dict[str, Any]:
@@ -221,6 +222,7 @@ class Communicator:
         parts: int = 0,
         quantize: tuple[int, bool, bool, int] | None = None,
         residuals: Sequence[Any] = (),
+        residual_members: int = 0,
         any_thread: bool = False,
         wait: bool = False,
         kept: object = None,
@@ -242,6 +244,8 @@ class Communicator:
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
         `quantize`: how floating-point arrays travel, `pccl.quantize.Codes`. `residuals`: by array, its error
         feedback: flat writable bytes, a float32 (of float64: float64) for each element; or None.
+        `residual_members`: whose elements were added up when these errors were left out; an average of fewer
+        members scales them down. 0: they fit any number.
         `any_thread`: the caller orders its threads' calls; else one thread makes all calls without a tag
         (explicit API: with tag 0), and InvalidUsage is raised in a second one while the first one lives.
         """

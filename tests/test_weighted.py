@@ -249,6 +249,28 @@ def test_results_go_where_they_are_wanted(comms: Comms, how: str) -> None:
     assert each(comms, call) == [[[mean] * 9, [int(mean)] * 4]] * WORLD
 
 
+def test_a_wait_after_an_interrupted_one_divides_nothing_twice(
+    comms: Comms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {dtype: np.full(3, 4, dtype) for dtype in ("f4", "f8", "f2", "i8")}
+    works = each(comms, lambda _, comm: pccl.allreduce_async(tree, "avg", weight=2.0, comm=comm))
+    unscale, calls = _core.unscale, 0
+
+    def interrupted(*arguments: Any) -> None:
+        nonlocal calls
+        unscale(*arguments)
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_core, "unscale", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        works[0].wait()
+    for work in works:
+        means = work.wait()
+        assert all((means[dtype] == 4).all() for dtype in tree)
+
+
 def test_other_frameworks_arrays_are_averaged_too(comms: Comms) -> None:
     torch = pytest.importorskip("torch")
 

@@ -85,12 +85,15 @@ class WeightedMean:
         self._func = func
         self._given = weight
         self._inputs = inputs
+        # Of each array whose mean takes the place of its sum: whether it is divided. An interrupt
+        # may end `finish` between two arrays, and it is called again.
+        self._divided = np.zeros(len(inputs), np.uint8)
         self.number = _core.as_weight(as_number(weight, func))
         own = Buffer(np.array([self.number, 1.0]), DataType.DOUBLE)
         self.sends = [*(_scaled(buffer, self.number) for buffer in inputs), own]
 
     def finish(self, sums: Sequence[Array], outs: Sequence[Array] | None) -> Sequence[Array]:
-        """The means, from what the members' `sends` add up to.
+        """The means, from what the members' `sends` add up to. May be called again.
 
         Args:
             sums: As `sends`; used up.
@@ -108,7 +111,8 @@ class WeightedMean:
             means = [buffer.array.copy() for buffer in self._inputs]
         else:
             wanted = [None] * len(parts) if outs is None else outs
-            means = list(map(_mean, parts, [total] * len(parts), self._inputs, wanted))
+            divided = [self._divided[number : number + 1] for number in range(len(parts))]
+            means = list(map(_mean, parts, [total] * len(parts), self._inputs, wanted, divided))
         if outs is None:
             return means
         for mean, out in zip(means, outs, strict=True):
@@ -132,14 +136,15 @@ def _scaled(buffer: Buffer, weight: float) -> Buffer:
     return Buffer(made, wide)
 
 
-def _mean(part: Array, total: float, like: Buffer, out: Array | None) -> Array:
+def _mean(part: Array, total: float, like: Buffer, out: Array | None, divided: Array) -> Array:
     """The quotient in the dtype of `like`: in `out` if that is contiguous."""
     dtype = like.array.dtype
+    done = None
     if out is not None and out.flags.c_contiguous:
         made = out
     elif part.itemsize == dtype.itemsize:
-        made = part.view(dtype)
+        made, done = part.view(dtype), divided
     else:
         made = result_pool.empty(part.shape, dtype)
-    _core.unscale(int(like.dtype), flat_bytes(part), total, flat_bytes(made))
+    _core.unscale(int(like.dtype), flat_bytes(part), total, flat_bytes(made), done)
     return made

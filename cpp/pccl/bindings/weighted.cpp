@@ -1,11 +1,14 @@
 #include "pccl/bindings/weighted.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "pccl/bindings/common.h"
 
@@ -85,12 +88,17 @@ void bind_weighted(nb::module_& m) {
       "dtype"_a, nb::arg("values").noconvert(), "weight"_a, nb::arg("products").noconvert());
   m.def(
       "unscale",
-      [](unsigned dtype, const Input& sums, double total, const Output& means) {
+      [](unsigned dtype, const Input& sums, double total, const Output& means,
+         const std::optional<Output>& done) {
         const std::size_t count = elements(dtype, means.size(), sums.size());
+        if (done && done->size() != 1) throw nb::value_error("done is not one byte");
+        // No handler of a signal runs between the mark and the division.
+        if (done && std::exchange(*done->data(), std::uint8_t{1}) != 0) return;
         const GilRelease release;
         reduce::unscale(static_cast<DataType>(dtype), sums.data(), total, means.data(), count);
       },
-      "dtype"_a, nb::arg("sums").noconvert(), "total"_a, nb::arg("means").noconvert());
+      "dtype"_a, nb::arg("sums").noconvert(), "total"_a, nb::arg("means").noconvert(),
+      nb::arg("done").noconvert().none() = nb::none());
 }
 
 }  // namespace pccl::bindings
