@@ -146,3 +146,31 @@ def test_errors_shrink_with_the_members_of_a_mean() -> None:
         assert (fitting.values.view(np.float32) == np.float32(factor)).all(), use
         assert (fitting.values is left.values) == (factor == 1)
     assert (left.values.view(np.float32) == 1).all()
+
+
+def test_errors_shrink_with_members_that_are_lost_in_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PCCL_SHM", "0")
+    mean = partial(pccl.allreduce, op="avg", quantize=INT4)
+    start = partial(pccl.allreduce_async, op="avg", quantize=INT4)
+
+    def mean_of_zeros(lost_in_the_call: bool) -> Floats:
+        with members(4) as comms:
+            for seed in range(3):
+                arrays = [*normals(seed), *normals(seed + 10)]
+                each(comms, lambda rank, comm, arrays=arrays: mean(arrays[rank], comm=comm))
+            left, lost = comms[:2], comms[2:]
+            zeros = np.zeros(COUNT, np.float32)
+            if not lost_in_the_call:
+                each(lost, lambda _, comm: comm.close())
+                each(left, lambda _, comm: pccl.allreduce(1, comm=comm))
+            works = each(left, lambda _, comm: start(zeros, comm=comm))
+            if lost_in_the_call:
+                each(lost, lambda _, comm: comm.close())
+            first, second = each(left, lambda rank, _: works[rank].wait())
+            assert (first == second).all() and works[0].info.local_world_size == 2
+            return first
+
+    found = mean_of_zeros(True)
+    assert found.any() and (found == mean_of_zeros(False)).all()

@@ -189,6 +189,7 @@ class Request:
                 members = engine.membership()[2] if self.op is ReduceOp.AVG else 0
                 taken = feedback.take(arrays, Use(self.tag, weight, members), names)
                 coding["residuals"] = [None if one is None else one.values for one in taken]
+                coding["residual_members"] = members
         how: dict[str, Any] = {"op": int(self.op), "rerun": self.level == 2, **collective}
         try:
             operation = engine.start(

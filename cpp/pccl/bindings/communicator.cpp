@@ -311,8 +311,8 @@ void bind_communicator(nb::module_& m) {
       .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
            "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none(),
            "kind"_a = 0, "root"_a = 0, "parts"_a = 0, nb::arg("quantize").none() = nb::none(),
-           "residuals"_a = nb::tuple(), "any_thread"_a = false, "wait"_a = false,
-           "kept"_a = nb::none())
+           "residuals"_a = nb::tuple(), "residual_members"_a = 0, "any_thread"_a = false,
+           "wait"_a = false, "kept"_a = nb::none())
       .def("reduce_tree", &reduce_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,

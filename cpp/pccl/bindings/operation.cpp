@@ -64,7 +64,7 @@ std::shared_ptr<OperationHandle> start_operation(
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
     std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
-    bool any_thread, bool wait, const nb::object& kept) {
+    std::uint32_t residual_members, bool any_thread, bool wait, const nb::object& kept) {
   peer::OperationRequest request;
   request.kind = static_cast<collective::Kind>(kind);
   const char* function = function_of(level, request.kind);
@@ -118,6 +118,7 @@ std::shared_ptr<OperationHandle> start_operation(
     if (residual.size() != array.count * element_size(work))
       refuse(function, "a residual must fit its array");
     array.residual = residual.data();
+    array.residual_members = residual_members;
     in_use.emplace_back(nb::borrow(item));
   }
   if (!kept.is_none()) in_use.emplace_back(kept);

@@ -65,7 +65,7 @@ using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
     std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
-    bool any_thread, bool wait, const nb::object& kept);
+    std::uint32_t residual_members, bool any_thread, bool wait, const nb::object& kept);
 
 // Starts an operation. A newcomer waits first until it is let in.
 [[nodiscard]] std::shared_ptr<OperationHandle> launch(

@@ -37,6 +37,9 @@ struct ArrayRef {
   // accumulation type. It is added before encoding; a commit replaces it with the new error. May be
   // null.
   void* residual = nullptr;
+  // The members among which that error was left out of a sum. In an average of fewer members it is
+  // scaled down to them. 0: it fits any number.
+  std::uint32_t residual_members = 0;
 };
 
 // One attempt at one operation.

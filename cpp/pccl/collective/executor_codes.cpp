@@ -12,6 +12,7 @@
 #include "pccl/base/copy.h"
 #include "pccl/collective/executor.h"
 #include "pccl/reduce/reduce.h"
+#include "pccl/reduce/weighted.h"
 
 namespace pccl::collective {
 namespace {
@@ -89,7 +90,15 @@ void Executor::prepare_codes(Operation& operation) {
     if (array.residual == nullptr || exact(array) || array.count == 0) continue;
     const std::size_t bytes = array.count * accumulation_size(array.dtype, spec.op);
     operation.residuals.back() = pool_->take(bytes);
-    copy(operation.residuals.back().data(), array.residual, bytes);
+    std::uint8_t* const to = operation.residuals.back().data();
+    const std::size_t members = spec.world->members.size();
+    if (spec.op == ReduceOp::avg && members < array.residual_members) {
+      const double factor = static_cast<double>(members) / array.residual_members;
+      reduce::scale(accumulation_type(array.dtype, spec.op), array.residual, factor, to,
+                    array.count);
+    } else {
+      copy(to, array.residual, bytes);
+    }
   }
 }
 
@@ -249,8 +258,8 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
         }
         if (spec.op == ReduceOp::avg)
           reduce::reduce(work, spec.op, sum.data(), {}, divisor, sum.data(), n);
-        // Values too large for the element type become infinite here. No others do: narrow()
-        // saturates.
+        // Values too large for the element type become infinite here. Encoding makes no others so:
+        // narrow() saturates.
         reduce::fit(array.dtype, sum.data(), result + first * element, n);
         reduce::encode(spec.quantization, work, sum.data(), first, n, piece.count, seed, to);
         reduce::decode(spec.quantization, work, to, first, n, piece.count, values.data());
