@@ -626,7 +626,8 @@ def allreduce(
             the other elements of their block three steps fewer. All members pass the same. Not with
             "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order,
-            and come from one thread.
+            and come from one thread. Each new tag takes some 65 bytes of memory until a newcomer is
+            let in.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as
             members make progress.
         comm: Default: the process's communicator.
