@@ -71,9 +71,9 @@ stress: setup
 	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined
 	@$(STAGE) "stress, TSan" tools/stress.sh thread
 
-# Seconds for each of the four targets; one target runs on each core. Two minutes of CPU time in
-# all, without the build.
-FUZZ_SECONDS ?= 30
+# Seconds for each of the four targets; one target runs on each core. 80 s of CPU time in all,
+# without the build.
+FUZZ_SECONDS ?= 20
 fuzz:
 	@$(STAGE) "set-up, clang" tools/setup.sh $(VENV) fuzz
 	@$(STAGE) "fuzz, ASan + UBSan" tools/fuzz.sh $(FUZZ_SECONDS)

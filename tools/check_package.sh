@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# check_package.sh PYTHON: what a user would get. Builds the sdist and lists it, builds the wheel
-# from that sdist, installs the wheel with nothing but its dependencies in a clean environment, and
-# imports it from outside the tree. PYTHON has the package "build".
+# check_package.sh PYTHON [OPTION...]: what a user would get. Builds the sdist and lists it, builds
+# the wheel from that sdist, installs the wheel with nothing but its dependencies in a clean
+# environment, and imports it from outside the tree. PYTHON has the package "build", which gets the
+# options.
 set -euo pipefail
 python=$1
+shift
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Without --sdist or --wheel, build makes the wheel from the sdist it has just made.
-"$python" -m build --outdir "$work/dist" .
+"$python" -m build "$@" --outdir "$work/dist" .
 sdist=$(echo "$work"/dist/*.tar.gz)
 wheel=$(echo "$work"/dist/*.whl)
 echo "-- $(basename "$sdist")"
