@@ -407,6 +407,22 @@ def test_set_epoch_goes_on_in_an_epoch_and_begins_others() -> None:
     assert sampler.take().tolist() == permuted(range(4), 10, 0, 3).tolist()
 
 
+def test_set_epoch_of_a_newcomer_leaves_the_runs_place(caplog: pytest.LogCaptureFixture) -> None:
+    run = ElasticSampler(10, batch_size=4)
+    run.set_epoch(3)
+    run.take()
+    run.commit()
+    newcomer = ElasticSampler(10, batch_size=4)
+    newcomer.set_epoch(0)
+    assert not caplog.records
+    newcomer.load_state_dict(run.state_dict())
+    for epoch in range(2):  # its own loop, or that of its trainer
+        newcomer.set_epoch(epoch)
+    assert newcomer.state_dict() == run.state_dict()
+    (record,) = caplog.records
+    assert "set_epoch(0) has no effect: the sampler is in epoch 3" in record.getMessage()
+
+
 @pytest.mark.parametrize("form", ["sampler", "batches"])
 def test_a_torch_loader_goes_through_epochs_and_resumes_in_one(form: str) -> None:
     data = pytest.importorskip("torch.utils.data")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -42,6 +43,7 @@ _IN_FLIGHT = "examples are in flight; call commit(info) or rollback() first"
 # Turns in which members' reserved examples follow each other. Few turns leave few gaps. With many
 # turns the examples that are used are near to each other.
 _TURNS = 16
+_log = logging.getLogger(__name__)
 _ALONE = Membership(epoch=0, rank=0, world_size=1, peers=("",), peer_group=0)
 
 
@@ -158,6 +160,7 @@ class ElasticSampler:
         self._sealed = 0
         self._reserve = 0  # steps that a member may make between two commits; 0: all make as many
         self._taken = 0  # examples that this member has used of those reserved in the open list
+        self._warned = False  # of an epoch that is over
 
     @property
     def epoch(self) -> int:
@@ -321,10 +324,11 @@ class ElasticSampler:
         self._phases, self._sealed, self._taken = [[]], 0, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch. Does nothing in that epoch, as in a resumed loop.
+        """Goes to the beginning of a later epoch. Does nothing in that epoch, as in a resumed loop.
 
         The rest of the epoch before is skipped, but not what a lost member gave back when all the
-        rest was taken.
+        rest was taken. An epoch that is over is not begun again: the newcomer's loop, or its
+        trainer, begins with 0, and the run's place counts. A warning says so once.
 
         Raises:
             InvalidUsage: Examples are in flight; `commit` or `rollback` first.
@@ -333,6 +337,16 @@ class ElasticSampler:
             return
         if epoch < 0:
             raise InvalidArgument.because("ElasticSampler.set_epoch", "there is no such epoch")
+        if epoch < self._epoch:
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "set_epoch(%d) has no effect: the sampler is in epoch %d already; a loop that "
+                    "newcomers may enter is `while sampler.epoch < epochs`",
+                    epoch,
+                    self.epoch,
+                )
+            return
         if self.in_flight:
             raise InvalidUsage.because("ElasticSampler.set_epoch", _IN_FLIGHT)
         self._epoch, self._position, self._returned = int(epoch), 0, []
