@@ -118,13 +118,16 @@ def test_user_data_has_the_program_and_units_that_systemd_accepts(tmp_path: Path
     text = (FOLDER / "user-data.yaml").read_text()
     assert text.startswith("#cloud-config\n")
     data = yaml.safe_load(text)
-    assert data.keys() == {"write_files", "runcmd"}
+    assert data.keys() == {"users", "write_files", "runcmd"}
     files = {one["path"]: one["content"] for one in data["write_files"]}
     assert files["/opt/pccl/notice.py"] == NOTICE.read_text()
     assert data["write_files"][0]["permissions"] == "0600"  # the secret
     units = {Path(path).name: text for path, text in files.items() if path.endswith(".service")}
     (enabled,) = [command[3:] for command in data["runcmd"] if "enable" in command]
     assert {f"{name}.service" for name in enabled} == units.keys()
+    (user,) = [one for one in data["users"] if one != "default"]
+    assert f"User={user['name']}\n" in units["pccl-peer.service"]
+    assert f"WorkingDirectory={user['homedir']}\n" in units["pccl-peer.service"]
     read = configparser.ConfigParser(delimiters="=", comment_prefixes="#", strict=False)
     read.optionxform = str  # type: ignore[assignment, method-assign]
     read.read_string(units["pccl-notice.service"])
