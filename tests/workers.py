@@ -82,6 +82,7 @@ class Worker:
     """One process. `tell` writes a line to it, `next` reads the next one from it."""
 
     def __init__(self, program: Program, **env: str) -> None:
+        self.name = described(program)[0]
         self._stderr = tempfile.TemporaryFile()
         pipe = subprocess.PIPE
         self.process = start(program, stdin=pipe, stdout=pipe, stderr=self._stderr, **env)
@@ -98,9 +99,23 @@ class Worker:
     def pid(self) -> int:
         return self.process.pid
 
+    def _stat(self) -> list[str]:
+        """Its main thread's fields in /proc, from the state's letter on.
+
+        Raises:
+            AssertionError: The process has ended.
+        """
+        fields = _stat(self.pid)
+        if fields[0] in _ENDED:
+            raise AssertionError(f"{self.name} ended: {self.process.wait()}\n{self.stderr()}")
+        return fields
+
+    def state(self) -> str:
+        """The letter that the system has for its main thread."""
+        return self._stat()[0]
+
     def cpu_seconds(self) -> float:
-        with open(f"/proc/{self.pid}/stat") as stat:
-            fields = stat.read().rpartition(") ")[2].split()
+        fields = self._stat()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stderr(self) -> str:
@@ -114,7 +129,7 @@ class Worker:
         except queue.Empty:
             raise AssertionError(f"worker said nothing for {timeout} s\n{self.stderr()}") from None
         if line is None:
-            raise AssertionError(f"worker ended: {self.process.wait()}\n{self.stderr()}")
+            raise AssertionError(f"{self.name} ended: {self.process.wait()}\n{self.stderr()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -318,29 +333,40 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in made]
 
 
-def _state(thread: int) -> str:
-    """The letter that the system has for it."""
-    with open(f"/proc/{thread}/stat") as stat:
-        return stat.read().rpartition(") ")[2][0]
+_ENDED = "XZ"  # states of threads that have ended
+
+
+def _stat(thread: int) -> list[str]:
+    """Its fields in /proc, from the state's letter on; X alone if it is gone."""
+    try:
+        with open(f"/proc/{thread}/stat") as stat:
+            return stat.read().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X"]
 
 
 def wait_until_stopped(worker: Worker) -> None:
     """Returns when SIGSTOP has stopped it."""
-    eventually(lambda: _state(worker.pid) == "T", said=worker.stderr)
+    eventually(lambda: worker.state() == "T", said=worker.stderr)
 
 
 def wait_until_asleep(worker: Worker) -> None:
     """Returns when its main thread has slept for a while: it is inside its call, then."""
-    wait_until_thread_sleeps(worker.pid, worker.stderr)
+    _wait_until_asleep(worker.state, worker.stderr)
 
 
-def wait_until_thread_sleeps(thread: int, said: Callable[[], object] = str) -> None:
-    """The same for any thread. `said`: what explains that it does not sleep."""
+def wait_until_thread_sleeps(thread: int) -> None:
+    """The same for any thread."""
+    _wait_until_asleep(lambda: _stat(thread)[0], lambda: f"thread {thread}: {_stat(thread)[0]}")
+
+
+def _wait_until_asleep(look: Callable[[], str], said: Callable[[], object]) -> None:
+    """`look`: the letter of its state. `said`: what explains that it does not sleep."""
     asleep = 0
     deadline = time.monotonic() + 60
     while asleep < 20:
         assert time.monotonic() < deadline, said()
-        state = _state(thread)
+        state = look()
         # It looks around many times a second in its call, and may then wait for a processor.
         asleep = asleep + 1 if state == "S" else max(0, asleep - 1)
         time.sleep(0.01)

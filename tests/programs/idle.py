@@ -30,6 +30,11 @@ def meet_twice() -> None:
     pccl.barrier()
 
 
+def fail() -> None:
+    """Ends with another status than 0, and a sentence."""
+    raise SystemExit("it cannot go on")
+
+
 def leave(**options: Any) -> None:
     """Joins, and leaves at once."""
     start(**options)
