@@ -493,6 +493,7 @@ def test_byte_gpt_starts_with_the_parameters_it_is_given(
 
 PACKAGES = {"orbax": "orbax-checkpoint"}  # pip's name, where it is another than Python's
 OURS = {"numpy", "pccl", "rich"}  # pccl, and what is installed with it
+ARGUMENTS = {"flax_orbax": 1, "fsdp_replicas": 1, "jax_replicas": 4, "trackers": 1}  # if any
 INTEGRATIONS = sorted((EXAMPLES / "integrations").glob("*.py"))
 
 
@@ -514,7 +515,7 @@ def test_an_integration_says_what_it_needs(path: Path, tmp_path: Path) -> None:
     for name in needs:
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})\n")
     done = subprocess.run(
-        [sys.executable, str(path)],
+        [sys.executable, str(path), *["1"] * ARGUMENTS.get(path.stem, 0)],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -527,6 +528,16 @@ def test_an_integration_says_what_it_needs(path: Path, tmp_path: Path) -> None:
     assert {PACKAGES.get(name, name) for name in needs} <= set(named), done.stderr
 
 
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_integration_without_its_arguments_says_how_to_call_it(name: str) -> None:
+    path = EXAMPLES / "integrations" / f"{name}.py"
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 1 and not done.stdout, done.stderr
+    assert re.fullmatch(rf"usage: .*{name}\.py( [A-Z]+)+\n", done.stderr), done.stderr
+
+
 @pytest.mark.parametrize("path", INTEGRATIONS, ids=lambda p: p.stem)
 def test_an_integration_looks_for_all_that_it_needs_before_it_begins(path: Path) -> None:
     first = next(n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Try))
@@ -537,5 +548,5 @@ def test_an_integration_looks_for_all_that_it_needs_before_it_begins(path: Path)
 
 @pytest.mark.parametrize("path", INTEGRATIONS, ids=lambda p: p.stem)
 def test_an_example_of_an_integration_has_at_most_40_lines(path: Path) -> None:
-    guard = 4  # lines that name a missing package
+    guard = 4 + 2 * (path.stem in ARGUMENTS)  # lines that name a missing package, and the usage
     assert len(path.read_text().splitlines()) <= 40 + guard

@@ -7,6 +7,8 @@ import sys
 import zlib
 from pathlib import Path
 
+if len(sys.argv) != 2:
+    sys.exit("usage: pccl run -n 2 --elastic -- python flax_orbax.py FOLDER")
 try:
     import jax
     import optax

@@ -7,6 +7,8 @@ replica's. A replica that is lost is started again, and receives its shards and 
 
 import sys
 
+if len(sys.argv) != 2:
+    sys.exit("usage: torchrun --nproc-per-node 2 --max-restarts 3 fsdp_replicas.py NAME")
 try:
     import torch
     import torch.distributed as dist

@@ -7,6 +7,8 @@ gradient with the same shard of the other replicas. They go on when a replica is
 import sys
 import zlib
 
+if len(sys.argv) != 5:
+    sys.exit("usage: python jax_replicas.py NAME COORDINATOR SIZE RANK")
 try:
     import jax
     import jax.numpy as jnp

@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+if len(sys.argv) != 2:
+    sys.exit("usage: pccl run -n 2 --elastic -- python trackers.py FOLDER")
 try:
     import mlflow
     import torch
