@@ -27,7 +27,10 @@ class Subscription:
 
 
 class Changes:
-    """The callbacks of one communicator, in order. *any thread*"""
+    """The callbacks of one communicator, in order. *any thread*
+
+    The next communicator of a process that comes back to its run has the same object.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,11 +42,18 @@ class Changes:
         return bool(self._subscriptions)
 
     def add(self, callback: _Callback, func: str) -> Subscription:
-        """Raises `InvalidArgument` if the callback cannot be called."""
+        """The subscription of this callback, which may be there already.
+
+        Raises:
+            InvalidArgument: The callback cannot be called.
+        """
         if not callable(callback):
             raise InvalidArgument.because(func, f"callback must be callable, not {callback!r}")
-        made = Subscription(self, callback)
         with self._lock:
+            for known in self._subscriptions:
+                if known._callback == callback:
+                    return known
+            made = Subscription(self, callback)
             self._subscriptions.append(made)
         return made
 

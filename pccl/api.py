@@ -7,10 +7,19 @@ import html
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypedDict, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    SupportsFloat,
+    TypedDict,
+    TypeVar,
+    overload,
+)
 
 from pccl import _core, _settings, departure
-from pccl._changes import Subscription
+from pccl._changes import Changes, Subscription
 from pccl._state import State
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized
@@ -80,7 +89,15 @@ class _Sync(TypedDict, total=False):
     comm: Communicator | None
 
 
+class _Unmet(NamedTuple):
+    """Requests of the program to a communicator that was put out before it was closed."""
+
+    changes: Changes
+    leaves: bool
+
+
 _default: Communicator | None = None
+_unmet: _Unmet | None = None  # of the one before: the next one does it
 _init_lock = threading.Lock()
 
 
@@ -191,7 +208,7 @@ def init(
         Refused: The master does not take this peer; says why.
         Timeout: Not enough peers came in time.
     """
-    global _default
+    global _default, _unmet
     func = "init"
     if not _init_lock.acquire(blocking=False):
         raise InvalidUsage.because(func, "another thread is in pccl.init()")
@@ -199,6 +216,7 @@ def init(
         if is_initialized():
             sentence = "pccl is initialised already; call pccl.shutdown() first"
             raise InvalidUsage.because(func, sentence)
+        shutdown()  # of one that the program has closed itself
         address = _settings.master(master, func)
         if address is None:
             sentence = (
@@ -224,6 +242,8 @@ def init(
             ranks_per_replica=ranks_per_replica,
             name=name,
         )
+        if _unmet is not None:
+            comm._changes = _unmet.changes
         try:
             if standby or (standby is None and asked):
                 comm._serve(func, required=standby is not None)
@@ -234,6 +254,9 @@ def init(
         _default = comm
         _core.use_by_default(comm._number)
         departure.watch(comm, drain_seconds, status)
+        unmet, _unmet = _unmet, None
+        if unmet is not None and unmet.leaves:
+            comm._drain()
         return comm
     finally:
         _init_lock.release()
@@ -241,12 +264,14 @@ def init(
 
 def shutdown() -> None:
     """Leaves the run. Does nothing when not initialised. Runs by itself at exit."""
-    global _default
+    global _default, _unmet
     comm, _default = _default, None
     if comm is not None:
         _core.use_by_default(0)
         departure.unwatch()
         comm.close()
+        # One that has left by itself has done what it was asked to.
+        _unmet = _Unmet(comm._changes, comm.draining) if comm._was_out else None
 
 
 @atexit.register
@@ -327,6 +352,9 @@ def drain(comm: Communicator | None = None) -> None:
     That call first lets newcomers in and shares the state with them, as usual. When nobody waits,
     it completes this peer's operations, leaves, and raises `Drained`. The others go on without a
     failed call. SIGTERM and the command `pccl drain` ask for the same. Any thread may call it.
+
+    If this peer is put out of the run before that point, and the program comes back by `init`, the
+    new communicator of the process is asked to leave.
 
     Args:
         comm: Default: the process's communicator.
@@ -516,6 +544,10 @@ def on_membership_change(
     members are reported with the next one. Compiled calls (JAX) report nothing; the next other call
     does.
 
+    If this peer is put out of the run, as by an eviction or the loss of the master, and the program
+    comes back by `init`, the callbacks of the process's communicator are called for the new one,
+    too. The first change then has all members in `joined`. They end when this peer leaves.
+
     The callback may ask `stats`, `membership` and the like. It should make no collective call:
     others do not know when it runs. An exception of the callback goes to `sys.unraisablehook`,
     which prints it. The call goes on, because the other members have its result.
@@ -525,7 +557,8 @@ def on_membership_change(
         comm: Default: the process's communicator.
 
     Returns:
-        A handle; its `remove()` ends the calls.
+        A handle; its `remove()` ends the calls. A callback that is there already is called once,
+        and has one handle.
 
     Raises:
         InvalidArgument: `callback` cannot be called.

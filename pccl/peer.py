@@ -77,6 +77,7 @@ class Peer(_core.Reducer):
         self._closed = False
         # Whether it was interrupted in calls that belong together, and the others go on with them.
         self._torn = False
+        self._was_out = False  # whether it was out of the run, or torn, when it was closed
         self._quiet = False  # whether members that come and go are not logged
         self._companions: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._publisher: _Publisher | None = None
@@ -221,6 +222,9 @@ class Peer(_core.Reducer):
     def _close(self, failure: str) -> None:
         if self._is_forked():
             return
+        if not self._closed:
+            engine = self._engine
+            self._was_out = engine is not None and (self._torn or not engine.is_open())
         self._closed = True
         self._attach(None)
         process.peers.discard(self)

@@ -131,6 +131,7 @@ def test_diloco_finishes_its_round_first(run: Run, mode: str) -> None:
     end(rest)
 
 
+@pytest.mark.parametrize("how", ASKED, ids=["SIGTERM", "drain"])
 @pytest.mark.parametrize(
     ("program", "word"),
     [
@@ -140,7 +141,7 @@ def test_diloco_finishes_its_round_first(run: Run, mode: str) -> None:
     ids=["DiLoCo", "a loop"],
 )
 def test_one_that_is_put_out_before_it_leaves_still_leaves(
-    run: Run, program: Program, word: str
+    run: Run, program: Program, word: str, how: signal.Signals | None
 ) -> None:
     stays, gone = workers = [
         run.peer(program, PCCL_NAME=name, PCCL_MIN_PEERS="2") for name in ("stays", "gone")
@@ -152,7 +153,7 @@ def test_one_that_is_put_out_before_it_leaves_still_leaves(
     for worker in workers:
         worker.expect(word)
     wait_until_asleep(gone)
-    gone.signal(signal.SIGTERM)
+    ask(gone, how)
     _core.command(run.address, "kick", "gone")
     gone.tell(word)
     if word == "step":

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from programs import stats
-from workers import Run, Worker, wait_until_asleep
+from workers import Run, Worker, wait_for_line, wait_until_asleep
 
 import pccl
+from pccl import _core
 
 APART = [{"PCCL_HOST_ID": "one"}, {"PCCL_HOST_ID": "two"}]
 SMALL, LARGE = 1000, 300_000
@@ -125,6 +126,28 @@ def test_programs_are_told_of_members_that_come_and_go(run: Run, shm: str) -> No
 
 def test_a_callback_may_be_there_before_the_connection(run: Run) -> None:
     assert "closed" in run.peer(stats.connect).expect("closed")["text"]
+
+
+def test_a_program_that_was_put_out_and_comes_back_is_told_of_members_again(run: Run) -> None:
+    stays, gone = workers = [
+        run.peer(stats.come_back, PCCL_NAME=name, PCCL_MIN_PEERS="2") for name in ("stays", "gone")
+    ]
+    for worker in workers:
+        worker.expect("ready")
+    assert all(step["world"] == 2 for step in told_of(workers))
+    _core.command(run.address, "kick", "gone")
+    gone.tell("step")
+    gone.expect("back")
+    wait_for_line(gone, "waiting to be let in")
+    stays.tell("step")
+    steps = [worker.expect("step") for worker in (stays, gone)]
+    (change,) = steps[1]["changes"]
+    assert change["joined"] == change["peers"] == [step["me"] for step in steps]
+    assert [step["world"] for step in told_of(workers)] == [2, 2]
+
+
+def test_callbacks_end_when_the_program_leaves(run: Run) -> None:
+    assert run.peer(stats.leave_and_join_again).expect("done")["told"] == 0
 
 
 def test_a_callback_must_be_callable() -> None:

@@ -68,7 +68,10 @@ def train_and_come_back() -> None:
     start()
     say(event="ready")
     try:
-        for _ in told():
+        for word in told():
+            if word == "drain":
+                pccl.drain()
+                continue
             try:
                 say(event="step", world=pccl.allreduce(1))
             except pccl.PCCLError as error:
@@ -99,7 +102,10 @@ def train_in_rounds(mode: str, *, rejoin: bool = False) -> None:
     diloco = pccl.diloco.DiLoCo({"w": w}, sync_every=2, mode=mode, rejoin=made_again)
     say(event="ready")
     try:
-        for _ in told():
+        for word in told():
+            if word == "drain":
+                pccl.drain()
+                continue
             ended = False
             while not ended:
                 w += 1

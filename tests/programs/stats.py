@@ -82,6 +82,44 @@ def admit_and_reduce(explicit: bool = False) -> None:
     pccl.shutdown()
 
 
+def come_back() -> None:
+    """Reduces each time it is told to; says the changes that it is told. Comes back if put out."""
+    start()
+    told: list[dict[str, Any]] = []
+
+    def note(change: pccl.MembershipChange) -> None:
+        told.append(dataclasses.asdict(change))
+
+    first = pccl.on_membership_change(note)
+    say(event="ready")
+    for _ in sys.stdin:
+        try:
+            world = pccl.allreduce(1)
+        except pccl.PCCLError as error:
+            assert error.advice == "rejoin", error
+            pccl.shutdown()
+            pccl.init()
+            assert pccl.on_membership_change(note) is first  # a program may do it each time
+            world = 0
+            say(event="back")
+        pccl.admit()
+        say(event="step", world=world, me=engine(pccl.api._use(None, "")).peer_id(), changes=told)
+        told.clear()
+
+
+def leave_and_join_again() -> None:
+    """Leaves, and is told of nobody when it has joined again."""
+    told: list[pccl.MembershipChange] = []
+    start()
+    pccl.on_membership_change(told.append)
+    pccl.admit()
+    pccl.shutdown()
+    pccl.init()
+    pccl.admit()
+    say(event="done", told=len(told))
+    pccl.shutdown()
+
+
 def connect() -> None:
     """The explicit API: a callback from before the connection."""
     import os
