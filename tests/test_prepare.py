@@ -75,6 +75,8 @@ def test_calls_after_a_notice_are_as_others(monkeypatch: pytest.MonkeyPatch) -> 
         ({"sync_every": 4}, 7.0, [(3, 7.0), (7, 7.0)]),
         # Two seconds before, with shorter steps, and again in the last step.
         ({"sync_every": 8}, 0.5, [(4, 2.0), (7, 0.5), (12, 2.0), (15, 0.5)]),
+        # Rounds of one step each, from the second one on.
+        ({"sync_every": 1}, 7.0, [(1, 7.0), (2, 7.0), (3, 7.0)]),
         # Rounds that end by their time.
         ({"sync_every": 8, "round_seconds": 12}, 5.0, [(1, 5.0), (3, 5.0)]),
         # Each fragment's reduction.

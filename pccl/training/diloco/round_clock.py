@@ -22,11 +22,13 @@ class RoundClock:
     def __init__(self, seconds: float | None, turns: int = 1) -> None:
         self._seconds = seconds
         self._turns = turns
-        self._before = self._shortest = math.inf
+        self._before = self._shortest = self._mean_before = math.inf
+        self._steps = 0
         self.begin()
 
     def begin(self) -> None:
         """A round begins now."""
+        self._mean_before = self.mean_seconds
         self._began = self._latest = now()
         self._over = 0  # turns
         self._steps = 0
@@ -38,11 +40,14 @@ class RoundClock:
 
     @property
     def mean_seconds(self) -> float:
-        """How long the steps of this round have taken; infinite before the first one.
+        """How long a step of this round has taken; before its first one, of the round before.
 
-        Where steps run elsewhere, the first ones of a round seem to take no time.
+        Infinite before the first of all. Where steps run elsewhere, the first ones of a round seem
+        to take no time.
         """
-        return (self._latest - self._began) / self._steps if self._steps else math.inf
+        if not self._steps:
+            return self._mean_before
+        return (self._latest - self._began) / self._steps
 
     def step(self) -> bool:
         """Counts a step that is over now. Returns whether the turn is over."""
