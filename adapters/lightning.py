@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pccl
-from pccl.adapters.torch import DiLoCo
+from pccl.adapters.torch.diloco import DiLoCo, check_end
 from pccl.errors import InvalidUsage
 
 try:
@@ -43,6 +43,7 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
 
     Raises:
         InvalidUsage: In `fit`: the Trainer has several processes.
+        InvalidArgument: In `fit`: with `round_seconds`, `max_steps` is no multiple of `sync_every`.
         PCCLError: In `fit`: what `DiLoCo` and its `step` raise.
     """
 
@@ -60,9 +61,11 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
                 "devices=1 and num_nodes=1, and start the members by `pccl run`"
             )
             raise InvalidUsage.because("DiLoCoCallback", sentence)
+        self.diloco = DiLoCo(pl_module, trainer.optimizers, **self._keywords)
+        if trainer.max_steps > 0:
+            check_end(self.diloco, trainer.max_steps)
         if self._keywords.get("comm") is None and not pccl.is_initialized():
             pccl.init()
-        self.diloco = DiLoCo(pl_module, trainer.optimizers, **self._keywords)
         if self._loaded is not None:
             self.diloco.load_state_dict(self._loaded)
             self._loaded = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 import pccl
-from pccl.adapters.torch import DiLoCo
+from pccl.adapters.torch.diloco import DiLoCo, check_end
 from pccl.errors import InvalidUsage
 
 if TYPE_CHECKING:
@@ -40,12 +40,15 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
     Raises:
         InvalidUsage: In `train`: the Trainer is a rank of a torch.distributed job, or is to load
             the best model at the end.
+        InvalidArgument: In `train`: with `round_seconds`, `max_steps` is no multiple of
+            `sync_every`.
         PCCLError: In `train`: what `DiLoCo` and its `step` raise.
     """
 
     def __init__(self, **keywords: Unpack[Keywords]) -> None:
         self.diloco: DiLoCo | None = None
         self._keywords = keywords
+        self._keywords["join"] = False  # it is checked first
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         if args.world_size > 1:
@@ -57,9 +60,11 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         if args.load_best_model_at_end:
             sentence = "load_best_model_at_end would replace the parameters before the last round"
             raise InvalidUsage.because("DiLoCoCallback", sentence)
+        self.diloco = DiLoCo(of["model"], of["optimizer"], **self._keywords)
+        check_end(self.diloco, state.max_steps)
         if self._keywords.get("comm") is None and not pccl.is_initialized():
             pccl.init()
-        self.diloco = DiLoCo(of["model"], of["optimizer"], **self._keywords)
+        self.diloco.join()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         assert self.diloco is not None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +48,45 @@ def test_torch_models_are_trained_and_newcomers_get_the_outer_optimizers_state(
     logs = went([*peers, *late], inner=inner)
     # How many rounds that are depends on when the newcomer is in, so there is no loss to come to.
     assert all(np.isfinite(entry["loss"]) for log in [*first, *logs] for entry in log)
+
+
+def begin_transformers(
+    monkeypatch: pytest.MonkeyPatch, model: Any, options: Any, steps: int
+) -> Any:
+    package = SimpleNamespace(TrainerCallback=object)
+    monkeypatch.setitem(sys.modules, "transformers", package)  # it is not installed with the tests
+    monkeypatch.delitem(sys.modules, "pccl.adapters.transformers", raising=False)
+    callback = importlib.import_module("pccl.adapters.transformers").DiLoCoCallback(**options)
+    args = SimpleNamespace(world_size=1, load_best_model_at_end=False)
+    state = SimpleNamespace(max_steps=steps)
+    callback.on_train_begin(args, state, None, model=model[0], optimizer=model[1])
+    return callback
+
+
+def begin_lightning(monkeypatch: pytest.MonkeyPatch, model: Any, options: Any, steps: int) -> Any:
+    for name in ("lightning", "lightning.pytorch"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(Callback=object))
+    monkeypatch.delitem(sys.modules, "pccl.adapters.lightning", raising=False)
+    callback = importlib.import_module("pccl.adapters.lightning").DiLoCoCallback(**options)
+    optimizers = [model[1]]
+    trainer = SimpleNamespace(world_size=1, max_steps=steps, optimizers=optimizers, global_step=0)
+    callback.on_train_start(trainer, model[0])
+    return callback
+
+
+@pytest.mark.parametrize("begin", [begin_transformers, begin_lightning])
+def test_trainers_that_would_end_in_the_middle_of_a_timed_round_are_refused(
+    begin: Callable[..., Any], members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(2, 1)
+    model = net, torch.optim.SGD(net.parameters(), 0.1)
+    (comm,) = members(1)
+    options = {"sync_every": 4, "round_seconds": 60.0, "comm": comm}
+    with pytest.raises(pccl.InvalidArgument, match="max_steps, 10, must be a multiple .* 4"):
+        begin(monkeypatch, model, options, 10)
+    assert begin(monkeypatch, model, options, 8).diloco.inner_step == 0
+    assert begin(monkeypatch, model, {"sync_every": 4, "comm": comm}, 10).diloco.inner_step == 0
 
 
 def test_an_outer_sgd_of_torch_does_what_ours_does() -> None:

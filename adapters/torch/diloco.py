@@ -15,7 +15,7 @@ from pccl.training import diloco
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DiLoCo"]
+__all__ = ["DiLoCo"]  # and for trainers: check_end
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -140,6 +140,24 @@ class DiLoCo(diloco.DiLoCo):
         """As `pccl.diloco.DiLoCo`, in tensors that `torch.load(..., weights_only=True)` takes."""
         made: dict[str, Any] = _as_tensors(super().state_dict())
         return made
+
+
+def check_end(training: diloco.DiLoCo, steps: int) -> None:
+    """Checks that the members of a trainer's run end together.
+
+    A trainer ends by itself after its own `steps`. With `round_seconds` a fast member would make
+    them in the middle of a round, which the others have not ended.
+
+    Raises:
+        InvalidArgument: They may end in the middle of a round.
+    """
+    plan = training._plan
+    if plan.round_seconds is not None and steps % plan.sync_every:
+        sentence = (
+            f"with round_seconds all members end where a round does: max_steps, {steps}, must be a "
+            f"multiple of sync_every, {plan.sync_every}"
+        )
+        raise InvalidArgument.because("DiLoCoCallback", sentence)
 
 
 def _shared(
