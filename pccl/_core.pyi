@@ -61,6 +61,9 @@ def xla_handler() -> Any:
 def use_by_default(number: int) -> None:
     """The `Reducer._number` that compiled calls of communicator 0 use; 0 for none."""
 
+def xla_tags() -> int:
+    """The number of tags that compiled calls of open communicators have used, for tests."""
+
 def with_default_floats(call: Callable[[], Any]) -> Any:
     """Calls it with the default floating-point environment: XLA's threads flush denormals to zero."""
 

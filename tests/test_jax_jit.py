@@ -164,6 +164,10 @@ def test_a_compiled_call_uses_the_communicator_it_was_given_or_the_latest_of_ini
     peers.both(jax_jit.a_compiled_call_uses_the_communicator_it_was_given_or_the_latest_of_init)
 
 
+def test_calls_are_forgotten_with_their_communicator(peers: Peers) -> None:
+    peers.both(jax_jit.calls_are_forgotten_with_their_communicator)
+
+
 def test_a_program_compiled_before_goes_on_after_a_new_init() -> None:
     with jax_peers(1) as alone:
         alone.both(jax_jit.a_program_compiled_before_goes_on_after_a_new_init)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import pccl
+from pccl import _core
 from programs.jax_peer import (
     NamedSharding,
     P,
@@ -429,6 +430,18 @@ def a_program_compiled_before_goes_on_after_a_new_init() -> None:
     typed(pccl.NotInitialized, lambda: reduce(jnp.ones(3)))
     pccl.init()
     same(reduce(jnp.full(3, 5.0)), np.full(3, 5.0))
+
+
+def calls_are_forgotten_with_their_communicator() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        before = _core.xla_tags()
+        comm = pccl.Communicator(master.address)
+        comm.connect()
+        step = jax.jit(lambda x: pccl.allreduce(x, comm=comm))
+        assert step(jnp.ones(3)).tolist() == [1, 1, 1]
+        assert _core.xla_tags() == before + 1
+        comm.close()
+        assert _core.xla_tags() == before
 
 
 def survivors_finish_a_compiled_call_when_a_member_is_killed() -> list[float]:

@@ -40,9 +40,9 @@ class Registry {
   void enlist(std::int64_t number, const Engine& engine) {
     const std::lock_guard lock(mutex_);
     if (engine == nullptr) {
-      engines_.erase(number);
+      communicators_.erase(number);
     } else {
-      engines_[number] = engine;
+      communicators_[number] = {engine, {}};
     }
   }
 
@@ -51,36 +51,45 @@ class Registry {
     default_ = number;
   }
 
-  // Number 0: the process's communicator.
-  Engine find(std::int64_t number) {
+  // A call begins, on the communicator with that number, which 0 becomes: the process's. Calls with
+  // one tag are matched with those of the other members by their order. XLA keeps the order of the
+  // runs of one call site; the order of two call sites may differ between members, so they must not
+  // share a tag.
+  Result<Engine> begin(std::int64_t& number, std::uint64_t tag, std::int64_t run,
+                       const void* call_site, const std::string& name) {
+    Engine engine;  // if this is its last use, it ends after the lock
     const std::lock_guard lock(mutex_);
-    const auto it = engines_.find(number == 0 ? default_ : number);
-    return it == engines_.end() ? nullptr : it->second.lock();
-  }
-
-  // A call begins. Calls with one tag are matched with those of the other members by their order.
-  // XLA keeps the order of the runs of one call site; the order of two call sites may differ
-  // between members, so they must not share a tag.
-  Status begin(const Engine& engine, std::uint64_t tag, std::int64_t run, const void* call_site,
-               const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    Use& use = uses_[{engine.get(), tag}];
+    if (number == 0) number = default_;
+    const auto it = communicators_.find(number);
+    if (it != communicators_.end()) engine = it->second.engine.lock();
+    if (engine == nullptr) return Error{Code::not_initialized, kNotJoined};
+    Use& use = it->second.uses[tag];
     if (use.run == run && use.call_site != call_site) {
-      return Status(Code::invalid_usage,
-                    name +
-                        " stands at two places of one compiled program (its function was traced "
-                        "once and used twice); give each place a function of its own");
+      return Error{Code::invalid_usage,
+                   name +
+                       " stands at two places of one compiled program (its function was traced "
+                       "once and used twice); give each place a function of its own"};
     }
     if (use.in_flight) {
-      return Status(Code::invalid_usage, name + " is in flight already, from another thread");
+      return Error{Code::invalid_usage, name + " is in flight already, from another thread"};
     }
     use = {run, call_site, true};
-    return {};
+    return engine;
   }
 
-  void end(const Engine& engine, std::uint64_t tag) {
+  void end(std::int64_t number, const Engine& engine, std::uint64_t tag) {
     const std::lock_guard lock(mutex_);
-    uses_[{engine.get(), tag}].in_flight = false;
+    const auto it = communicators_.find(number);
+    if (it != communicators_.end() && it->second.engine.lock() == engine)
+      it->second.uses[tag].in_flight = false;
+  }
+
+  // The tags of which it remembers a call.
+  std::size_t tags() {
+    const std::lock_guard lock(mutex_);
+    std::size_t count = 0;
+    for (const auto& [number, communicator] : communicators_) count += communicator.uses.size();
+    return count;
   }
 
   // Keeps an error, since an XLA status cannot carry all of it. Returns its number.
@@ -105,11 +114,14 @@ class Registry {
     const void* call_site = nullptr;  // the custom call in its program
     bool in_flight = false;
   };
+  struct Enlisted {
+    std::weak_ptr<node::Communicator> engine;
+    std::map<std::uint64_t, Use> uses;  // by tag
+  };
   std::mutex mutex_;
   std::int64_t last_ = 0;
   std::int64_t default_ = 0;
-  std::map<std::int64_t, std::weak_ptr<node::Communicator>> engines_;
-  std::map<std::pair<const void*, std::uint64_t>, Use> uses_;
+  std::map<std::int64_t, Enlisted> communicators_;
   std::deque<std::pair<std::uint64_t, Error>> errors_;
   std::uint64_t errors_made_ = 0;
 };
@@ -473,7 +485,7 @@ void run(Job job) {
     const DefaultFloats defaults;
     return reduce(job);
   }();
-  registry().end(job.engine, job.tag);
+  registry().end(job.communicator, job.engine, job.tag);
   job.engine.reset();
   if (status) {
     // Copy before the answer: after it the first device's memory belongs to XLA again.
@@ -499,19 +511,16 @@ bool answer_metadata(const xla::CallFrame& frame) {
 // Begins the operation. Its devices wait for their futures. All of them get the same answer, also
 // if the communicator is closed while they come.
 void start(Job job, const Call& call, const void* call_site) {
-  job.engine = registry().find(job.communicator);
-  if (job.engine == nullptr) return answer_all(job, Status(Code::not_initialized, kNotJoined));
-  Status status = registry().begin(job.engine, job.tag, call.run, call_site, call.name);
-  if (status) {
-    try {
-      std::thread(run, job).detach();
-      return;
-    } catch (const std::exception& error) {  // no memory, no thread
-      registry().end(job.engine, job.tag);
-      status = wrong(error.what());
-    }
+  Result<Engine> engine =
+      registry().begin(job.communicator, job.tag, call.run, call_site, call.name);
+  if (!engine) return answer_all(job, engine.error());
+  job.engine = std::move(*engine);
+  try {
+    std::thread(run, job).detach();
+  } catch (const std::exception& error) {  // no memory, no thread
+    registry().end(job.communicator, job.engine, job.tag);
+    answer_all(job, wrong(error.what()));
   }
-  answer_all(job, status);
 }
 
 xla::Error* handle(xla::CallFrame* frame) {
@@ -547,6 +556,7 @@ void bind_xla(nb::module_& m) {
   m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handle)); });
   m.def(
       "use_by_default", [](std::int64_t number) { registry().use_by_default(number); }, "number"_a);
+  m.def("xla_tags", [] { return registry().tags(); });
   m.def(
       "with_default_floats",
       [](const nb::callable& called) {
