@@ -13,7 +13,17 @@ from namespaces import Host, Lab, at, ip
 from namespaces import worker as worker_on
 from pretended import Pretended
 from programs import master, several_masters
-from workers import FAST, Program, Worker, eventually, free_ports, masters, wait_for_line
+from workers import (
+    FAST,
+    Program,
+    Worker,
+    eventually,
+    free_ports,
+    masters,
+    wait_for_line,
+    wait_until_asleep,
+    wait_until_stopped,
+)
 
 from pccl import _core
 from pccl.master import make_secret
@@ -123,6 +133,30 @@ def test_masters_are_killed_and_started_one_after_the_other() -> None:
             wait_for_line(run.masters[(index + 1) % 3], "taken over")
             assert finish(peers, 3) < SLACK
             run.restart(index)
+
+
+def test_a_member_that_leaves_while_another_master_takes_over_says_so() -> None:
+    with masters(PCCL_SHM="0") as run:
+        (leaving,) = run.peers(1, several_masters.leave_when_told, PCCL_MIN_PEERS="3")
+        program = partial(several_masters.reduce_in_steps, COUNT)
+        others = run.peers(2, program, PCCL_MIN_PEERS="3")
+        for peer in (leaving, *others):
+            peer.expect("in")
+        for peer in others:  # no master has a majority without them
+            peer.signal(signal.SIGSTOP)
+            wait_until_stopped(peer)
+        run.kill(0)
+        wait_for_line(leaving, "dialling again")
+        leaving.tell("leave")
+        leaving.expect("leaves")
+        wait_until_asleep(leaving)
+        for peer in others:
+            peer.signal(signal.SIGCONT)
+        assert leaving.ends() == 0
+        wait_for_line(run.masters[1], "is out: it left; 2 members go on")
+        for peer in others:
+            peer.tell(10)
+        finish(others, 2)
 
 
 def test_a_newcomer_finds_the_master_that_serves() -> None:

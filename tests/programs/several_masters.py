@@ -40,6 +40,15 @@ def reduce_in_steps(count: int, **options: Any) -> None:
         say(event="done", step=step, digest=digest.hexdigest(), sizes=sorted(sizes), gap=longest)
 
 
+def leave_when_told() -> None:
+    """Says when it leaves, just before."""
+    start()
+    say(event="in")
+    hear()
+    say(event="leaves")
+    pccl.shutdown()
+
+
 def change_to_another_group() -> None:
     """Leaves the group, and begins another one with another peer that does so."""
     start()

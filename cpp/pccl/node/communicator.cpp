@@ -22,6 +22,8 @@ constexpr Duration kVerdictGrace = std::chrono::seconds(3);
 // More than any measurement takes (see prober.h). A peer with less time left votes against one.
 constexpr Duration kMeasuringTakes = std::chrono::seconds(6);
 constexpr Duration kLeaveGrace = std::chrono::seconds(1);
+// For another master to take over and to hear that this member leaves, which counts as its vote.
+constexpr Duration kTakeoverGrace = std::chrono::seconds(2);
 constexpr Duration kRemind = std::chrono::seconds(1);  // then a peer logs what it waits for
 constexpr const char* kWaitingForAdmission =
     "waiting to be let in by the members, at their next pccl.admit() or pccl.sync()";
@@ -397,10 +399,12 @@ void Communicator::close(const std::string& failure) {
   }
   if (runtime == nullptr) return;
   {
-    const io::Turn turn(runtime->driver());
+    io::LoopDriver& driver = runtime->driver();
+    const io::Turn turn(driver);
+    driver.wait([&] { return !runtime->between_masters(); }, clock_now() + kTakeoverGrace);
     runtime->engine().leave(failure, clock_now());
     runtime->act();
-    runtime->driver().wait([&] { return runtime->control_flushed(); }, clock_now() + kLeaveGrace);
+    driver.wait([&] { return runtime->control_flushed(); }, clock_now() + kLeaveGrace);
   }
   runtime->shut();
 }

@@ -229,6 +229,10 @@ void Runtime::act() {
   arm_timer(peers_.has_neighbours() ? kCoarse : Duration{});
   standing_.store(engine_.standing(), std::memory_order_release);
   draining_.store(engine_.draining(), std::memory_order_release);
+  if (between_masters() != engine_.between_masters()) {
+    between_masters_.store(engine_.between_masters(), std::memory_order_release);
+    ended = true;  // close() may wait for it
+  }
   unfinished_.store(engine_.calls().unfinished(), std::memory_order_release);
   join_failures_.store(engine_.master_link().failures(), std::memory_order_release);
   if (engine_.session().record() != newest_) {

@@ -37,6 +37,9 @@ class Runtime {
     return join_failures_.load(std::memory_order_acquire);
   }
   [[nodiscard]] bool draining() const { return draining_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool between_masters() const {
+    return between_masters_.load(std::memory_order_acquire);
+  }
   // The newest epoch that the engine knows; null before the admission.
   [[nodiscard]] peer::Record newest() const {
     const std::lock_guard lock(newest_mutex_);
@@ -82,6 +85,7 @@ class Runtime {
   std::atomic<peer::Standing> standing_{peer::Standing::joining};
   std::atomic<std::size_t> unfinished_{0};
   std::atomic<bool> draining_{false};
+  std::atomic<bool> between_masters_{false};
   std::atomic<std::uint32_t> join_failures_{0};
   std::atomic<bool> control_flushed_{true};
   mutable std::mutex newest_mutex_;  // held for a copy, by writers that hold the loop

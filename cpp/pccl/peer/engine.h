@@ -138,6 +138,12 @@ class Engine {
   [[nodiscard]] const wire::Census& census() const { return census_; }
   // This peer was asked to leave at its next admission point.
   [[nodiscard]] bool draining() const { return draining_; }
+  // Several masters: this member has lost the one that it followed, and another one may take over.
+  // Nobody hears what it says meanwhile.
+  [[nodiscard]] bool between_masters() const {
+    return !out() && options_.join.masters > 1 && session_.member() && !session_.welcomed() &&
+           session_.record()->members.size() > 1;
+  }
   [[nodiscard]] bool optimizing() const { return measuring_.active(); }
   // Links get ready for an operation that was announced.
   [[nodiscard]] bool primes() const { return measuring_.primer().active(); }
