@@ -281,6 +281,14 @@ class Receiver:
 def rejoin_sizes(entries: int, name_bytes: int) -> tuple[int, list[int]]:
     """Bytes of a member's first message when it comes back in a sync, and of the later ones."""
 
+class MissingLink:
+    """A link of a member, whose other end does not answer (cpp/tests/testing/missing_link.cpp)."""
+
+    def __init__(self) -> None: ...
+    def epoch(self, may_relay: bool = False) -> None: ...
+    def passes(self, seconds: float) -> None: ...
+    def reports(self) -> int: ...
+
 class MasterPlay:
     """A master and members 1, 2, ..., on connections of these numbers (cpp/tests/testing/hostile.cpp)."""
 

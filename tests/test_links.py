@@ -57,6 +57,38 @@ def test_nothing_of_an_operation_that_ended_is_sent_again(
     assert not again
 
 
+# ---- one that does not come about
+
+
+@pytest.mark.parametrize("every", [0.9, 2.5, 60])
+def test_epochs_that_follow_each_other_do_not_hide_a_link_that_is_missing(every: float) -> None:
+    link = _testing.MissingLink()
+    passed = 0.0
+    while not link.reports():
+        link.epoch()
+        link.passes(every)
+        passed += every
+        assert passed < 8 or every > 8
+    assert passed >= 3  # PCCL_LINK_TIMEOUT
+    # The next epoch may have the same plan: it is reported again.
+    reports = link.reports()
+    link.epoch()
+    link.passes(1.0)
+    assert link.reports() == reports + 1
+
+
+def test_a_link_that_may_go_through_the_master_has_as_long_again() -> None:
+    link = _testing.MissingLink()
+    link.epoch()
+    link.passes(3.5)
+    reports = link.reports()
+    link.epoch(may_relay=True)
+    link.passes(2.0)
+    assert link.reports() == reports == 1
+    link.passes(2.0)
+    assert link.reports() == 2
+
+
 # ---- how many
 
 

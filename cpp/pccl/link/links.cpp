@@ -33,6 +33,8 @@ void LinkTable::want(const std::map<PeerId, LinkTarget>& targets, const std::set
     Link& link = it->second;
     link.peer = target.peer;
     link.planned = target.planned;
+    // The relay has as long as the dials had.
+    if (target.may_relay && !link.relay.allowed && !link.is_up()) link.down_since = facts_.at.now;
     link.relay.allowed = target.may_relay;
     if (fresh) {
       ++facts_.taken[kNewLink];
@@ -60,7 +62,9 @@ void LinkTable::begin_epoch(const LinkContext& context) {
   for (auto& [peer, link] : facts_.links) {
     link.told.reset();
     link.next_pipe_dial = facts_.at.now + kPipeDialPause;
-    if (!link.is_up()) link.down_since = facts_.at.now;
+    // Epochs that follow each other quickly do not hide a link that is missing all the time.
+    const bool was_needed = link.planned && (link.member || facts_.at.preparing);
+    if (!link.is_up() && !was_needed) link.down_since = facts_.at.now;
   }
 }
 

@@ -12,6 +12,7 @@ void bind_log(nb::module_& m);
 void bind_loop(nb::module_& m);
 void bind_many_members(nb::module_& m);
 void bind_master_link(nb::module_& m);
+void bind_missing_link(nb::module_& m);
 void bind_neighbours(nb::module_& m);
 void bind_prober(nb::module_& m);
 void bind_quantize(nb::module_& m);
@@ -34,6 +35,7 @@ NB_MODULE(_testing, m) {
   bind_loop(m);
   bind_many_members(m);
   bind_master_link(m);
+  bind_missing_link(m);
   bind_neighbours(m);
   bind_prober(m);
   bind_quantize(m);
