@@ -194,6 +194,31 @@ def test_a_newcomer_that_makes_way_joins_whatever_run_there_is() -> None:
         second.close()
 
 
+def test_a_member_that_has_accepted_its_eviction_believes_another_master_that_tells_it() -> None:
+    first, second = Pretended(2), Pretended(2)
+    env = {"PCCL_HEARTBEAT_TIMEOUT": "60", "PCCL_RECONNECT_TIMEOUT": "60"}
+    env["PCCL_MASTER"] = f"{first.address},{second.address}"
+    member = Worker(partial(several_masters.reduce_until_it_is_lost, COUNT), **env)
+    try:
+        for one in (first, second):
+            one.joined()
+            one.dismiss(recovers=False)
+        first.joined()
+        first.welcome(term=2, run=77)
+        first.admit(term=2, run=77)
+        member.expect("in")
+        member.tell("go")
+        first.propose_nobody(term=2, run=77)
+        first.close()
+        second.evict(term=3, run=77)
+        lost = member.expect("lost")
+        assert (lost["kind"], "all were frozen" in lost["text"]) == ("Evicted", True), lost
+    finally:
+        member.destroy()
+        first.close()
+        second.close()
+
+
 def test_a_run_begins_though_a_master_is_down_but_not_at_once() -> None:
     with masters() as run:
         run.kill(2)

@@ -127,7 +127,8 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
   }
   // A standby that takes over may have been told an epoch that never was.
   if (const auto* refused = std::get_if<wire::Refused>(&frame.message);
-      refused != nullptr && several && member() && !welcomed_ && frame.envelope.term != served_)
+      refused != nullptr && several && member() && !welcomed_ && frame.envelope.term != served_ &&
+      !accepted_its_removal())
     return Event{LeftBehind{{refused->code, refused->reason}}};
   if (joined_ && member() && frame.envelope.run != run_ &&
       !std::holds_alternative<wire::Refused>(frame.message))
@@ -197,6 +198,14 @@ Session::Next Session::accept(const wire::LogEntry& entry) {
   accepted_ = wire::Accepted{term_, entry};
   say(wire::Accept{entry.ordinal});
   return Event{};
+}
+
+// The master before has proposed an epoch without this member, which may be decided.
+bool Session::accepted_its_removal() const {
+  if (!accepted_) return false;
+  const auto& members = std::get<wire::EpochRecord>(accepted_->entry.what).members;
+  return std::none_of(members.begin(), members.end(),
+                      [&](const wire::Member& member) { return member.id == options_.id; });
 }
 
 Session::Next Session::apply(const wire::LogEntry& entry) {

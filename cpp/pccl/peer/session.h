@@ -106,6 +106,7 @@ class Session {
   [[nodiscard]] Next on_frame(const wire::Frame& frame);
   [[nodiscard]] Next apply(const wire::LogEntry& entry);
   [[nodiscard]] Next accept(const wire::LogEntry& entry);
+  [[nodiscard]] bool accepted_its_removal() const;
 
   JoinOptions options_;
   wire::FrameReader reader_;
