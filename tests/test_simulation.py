@@ -306,6 +306,14 @@ def test_a_verdict_that_a_commit_in_memory_has_overtaken_opens_no_operation_agai
         assert not any("waiting for" in line for line in report["trace"])
 
 
+def test_nothing_is_kept_of_a_call_that_was_ended_before_it_left_memory() -> None:
+    # A violation: a host that still knows where a call that is over has run.
+    options: dict[str, Any] = {"peers": 3, "joins": 0, "machines": 1, "quiet": True, "aborts": 12}
+    for program in ("explicit", "simple"):
+        totals = run_many(290_000, max(SCHEDULES // 50, 20), program=program, steps=40, **options)
+        assert totals["aborts"] > 0
+
+
 @pytest.mark.timeout(14_400)
 def test_groups_of_up_to_twelve_members() -> None:
     count = max(SCHEDULES // 50, 20)

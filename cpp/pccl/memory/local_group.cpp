@@ -349,13 +349,13 @@ bool LocalGroup::collect(const Word& now) {
   }
   std::erase(order_, key);
   escalated_.insert(key);
-  const bool called = operations_.erase(key) > 0;
+  operations_.erase(key);
   own().collected.store(position(epoch_, index_), std::memory_order_release);
   ++index_;
   turn_ ^= 1U;
   others_.clear();
   waits_since_.reset();
-  if (called) host_.local_escalated(key);
+  host_.local_escalated(key);
   ring_all();
   return true;
 }

@@ -58,7 +58,8 @@ class LocalHost {
  public:
   virtual ~LocalHost() = default;
   virtual void local_committed(const LocalCommit& commit) = 0;
-  // The operation goes on over the network, in this epoch, for all members.
+  // The operation goes on over the network, in this epoch, for all members. It may not have been
+  // called here yet, or be over.
   virtual void local_escalated(const wire::OpKey& key) = 0;
   // Wakes that rank: it sleeps, and something has moved.
   virtual void ring(std::uint32_t rank) = 0;
@@ -120,6 +121,7 @@ class LocalGroup {
   void submit(LocalRequest request);
   // Whether all members run this operation of the present epoch over the network.
   [[nodiscard]] bool escalated(const wire::OpKey& key) const { return escalated_.contains(key); }
+  [[nodiscard]] const std::set<wire::OpKey>& escalated() const { return escalated_; }
   // The operation is over: nobody asks whether it has moved to the network any more.
   void forget(const wire::OpKey& key) { escalated_.erase(key); }
   // Notes that the master will be told of the operation, so it must be told of its end too. False:

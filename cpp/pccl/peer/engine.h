@@ -155,6 +155,7 @@ class Engine {
   [[nodiscard]] const CallTable& calls() const { return calls_.table(); }
   [[nodiscard]] const Totals& totals() const { return calls_.totals(); }
   [[nodiscard]] const link::LinkTable& links() const { return links_; }
+  [[nodiscard]] const Locality& locality() const { return locality_; }
   [[nodiscard]] const Session& session() const { return session_; }
   [[nodiscard]] const MembershipNews& news() const { return news_; }
   [[nodiscard]] const MasterLink& master_link() const { return master_link_; }

@@ -67,6 +67,7 @@ void Operations::start(const CallPtr& call, OperationRequest request, Instant no
   call->timing.begin(now);
   if (early) {
     executor_.forget(key);
+    locality_.group().forget(key);
     return calls_.end(*call, early->error, early->record);
   }
   CallEntry& entry = table().open(key, call);
@@ -342,7 +343,11 @@ void Operations::on_local_commit(const LocalCommit& commit) {
 }
 
 void Operations::on_local_escalation(const wire::OpKey& key, Instant now) {
-  if (table().find(key) != nullptr) run_on_network(key, now);
+  const CallEntry* const entry = table().find(key);
+  if (entry != nullptr && entry->phase == CallPhase::in_memory) return run_on_network(key, now);
+  // A verdict may have ended it here before the members of this host moved it to the network.
+  const bool over = entry == nullptr || entry->phase == CallPhase::over;
+  if (over && table().was_called(key)) locality_.group().forget(key);
 }
 
 bool Operations::in_memory_alone(const wire::CallKey& key) const {

@@ -68,6 +68,7 @@ void Checks::after_event(Host& host) {
   const peer::Engine& engine = host.engine();
   if (engine.standing() == peer::Standing::out && engine.end().code == Code::internal_error)
     return fail("I1", host.name() + " failed by itself: " + engine.end().reason);
+  keeps_no_ended_call(host);
   note_losses(engine.session().record());
   if (world_.options.masters > 1) one_history(host);
   for (auto it = host.reductions_.begin(); it != host.reductions_.end() && !failed();) {
@@ -337,6 +338,18 @@ void Checks::never_a_newcomers(const Host& host, const Syncing& syncing) {
   // A standing member's state after a sync is one that a standing member brought.
   if (standing_states_[syncing.run].contains(*syncing.live)) return;
   fail("I8", host.name() + " was given a state that no standing member had");
+}
+
+// -- memory: nothing is kept of a call that is over
+
+void Checks::keeps_no_ended_call(const Host& host) {
+  const peer::CallTable& calls = host.engine().calls();
+  for (const wire::OpKey& key : host.engine().locality().group().escalated()) {
+    const peer::CallEntry* const entry = calls.find(key);
+    const bool over = entry == nullptr || entry->phase == peer::CallPhase::over;
+    if (over && calls.was_called(key))
+      return fail("memory", host.name() + " still knows where " + wire::describe(key) + " ran");
+  }
 }
 
 // -- I1: one verdict

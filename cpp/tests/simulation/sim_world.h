@@ -413,6 +413,8 @@ class Checks {
   void ended(Host& host, const RoundEntry& round);
   void ended(Host& host, Syncing& syncing);
 
+  void keeps_no_ended_call(const Host& host);
+
   // I1
   void one_verdict(const std::string& what, const std::vector<Ending>& before, const Ending& now);
   void settle_disagreements();
