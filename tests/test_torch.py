@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from members import Members, each, in_threads, results
+from members import Members, each, in_threads, members, results
+from workers import eventually
 
 import pccl
 from pccl.reduce import pieces as device_route
@@ -41,6 +42,43 @@ def elements(seed: int, dtype: Any = None) -> Any:
     generator = torch.Generator().manual_seed(seed)
     made = torch.randint(-50, 50, (4, 3, 6, 2), generator=generator).float()
     return made if dtype is None else made.to(dtype)
+
+
+@pytest.mark.parametrize("shm", ["1", "0"])
+def test_members_that_flush_denormals_hold_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, shm: str
+) -> None:
+    monkeypatch.setenv("PCCL_SHM", shm)
+    tiny = [np.full(count, 1e-40, np.float32) for count in (8, 1 << 18)]
+
+    def flushes() -> bool:
+        return not (tiny[0] * np.float32(1)).any()
+
+    def reduce(rank: int, comm: pccl.Communicator) -> None:
+        torch.set_flush_denormal(rank == 0)
+        for array in tiny:
+            made = {
+                "sum": pccl.allreduce(array, comm=comm),
+                "avg": pccl.allreduce(array, "avg", comm=comm),
+                "weighted": pccl.allreduce(array, "avg", weight=1, comm=comm),
+            }
+            work = pccl.allreduce_async(array, comm=comm)
+            if rank == 1:
+                eventually(work.done)  # by the thread in the background
+            made["async"] = work.wait()
+            assert flushes() == (rank == 0)
+            torch.set_flush_denormal(False)
+            for name, result in made.items():
+                expected = array if name in ("avg", "weighted") else array + array
+                assert result.tobytes() == expected.tobytes(), (name, array.size, rank)
+            torch.set_flush_denormal(rank == 0)
+
+    torch.set_flush_denormal(True)
+    try:
+        with members(2) as comms:  # their threads begin with what this one has
+            results(comms, reduce)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("theirs", LAYOUTS)

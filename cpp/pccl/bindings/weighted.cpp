@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "pccl/base/floats.h"
 #include "pccl/bindings/common.h"
 
 namespace pccl::bindings {
@@ -83,6 +84,7 @@ void bind_weighted(nb::module_& m) {
       [](unsigned dtype, const Input& values, double weight, const Output& products) {
         const std::size_t count = elements(dtype, values.size(), products.size());
         const GilRelease release;
+        const DefaultFloats defaults;
         reduce::scale(static_cast<DataType>(dtype), values.data(), weight, products.data(), count);
       },
       "dtype"_a, nb::arg("values").noconvert(), "weight"_a, nb::arg("products").noconvert());
@@ -95,6 +97,7 @@ void bind_weighted(nb::module_& m) {
         // No handler of a signal runs between the mark and the division.
         if (done && std::exchange(*done->data(), std::uint8_t{1}) != 0) return;
         const GilRelease release;
+        const DefaultFloats defaults;
         reduce::unscale(static_cast<DataType>(dtype), sums.data(), total, means.data(), count);
       },
       "dtype"_a, nb::arg("sums").noconvert(), "total"_a, nb::arg("means").noconvert(),

@@ -2,7 +2,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cfenv>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -15,6 +14,7 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+#include "pccl/base/floats.h"
 
 #include "pccl/bindings/common.h"
 #include "pccl/bindings/weighted.h"
@@ -413,21 +413,6 @@ Result<Call> read(const xla::CallFrame& frame) {
   if (auto error = read_arrays(frame, where, weight, job)) return *error;
   return call;
 }
-
-// XLA's threads, and those that they start, flush denormals to zero. pccl keeps them.
-class DefaultFloats {
- public:
-  DefaultFloats() {
-    std::fegetenv(&theirs_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  DefaultFloats(const DefaultFloats&) = delete;
-  DefaultFloats& operator=(const DefaultFloats&) = delete;
-  ~DefaultFloats() { std::fesetenv(&theirs_); }
-
- private:
-  std::fenv_t theirs_{};
-};
 
 Status finish_mean(const Job& job) {
   const Result<double> mean_weight = job.mean->finish();

@@ -7,9 +7,12 @@
 #include <thread>
 #include <utility>
 
+#include "pccl/base/floats.h"
+
 namespace pccl::io {
 
-// Starts a thread that receives no signals: those are for the program's own threads.
+// Starts a thread that receives no signals: those are for the program's own threads. It computes in
+// the default floating-point environment, and not in that of the thread that starts it.
 template <class Work>
 [[nodiscard]] std::thread start_thread(Work work) {
   struct Blocked {
@@ -22,7 +25,10 @@ template <class Work>
     sigset_t before{};
   };
   const Blocked blocked;
-  return std::thread(std::move(work));
+  return std::thread([work = std::move(work)]() mutable {
+    const DefaultFloats defaults;
+    work();
+  });
 }
 
 }  // namespace pccl::io

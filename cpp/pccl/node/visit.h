@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "pccl/base/clock.h"
+#include "pccl/base/floats.h"
 #include "pccl/node/communicator.h"
 
 namespace pccl::node {
@@ -25,7 +26,8 @@ struct Until {
   std::optional<Instant> deadline;
 };
 
-// A thread's stay inside the engine: holds the turn, and counts for the deadlock rule.
+// A thread's stay inside the engine: holds the turn, and counts for the deadlock rule. The engine
+// computes in the default floating-point environment, whichever thread has the turn.
 class Visit {
  public:
   Visit(std::shared_ptr<Runtime> runtime, const Until& until);
@@ -40,17 +42,21 @@ class Visit {
 
   // Drives the loop until `done()`, for 100 ms or until `deadline`. Returns done().
   bool drive(const std::function<bool()>& done, const std::optional<Instant>& deadline = {});
-  // Runs `work` without the turn: other threads may have it meanwhile.
+  // Runs `work` without the turn, in the thread's own floating-point environment: other threads may
+  // have the turn meanwhile.
   template <class Work>
   void outside(const Work& work) {
     runtime_->driver().release();
+    floats_.leave();
     work();
+    floats_.enter();
     runtime_->driver().acquire();
   }
   // Asks for Ctrl-C, without the turn.
   bool interrupted(const Limit& limit);
 
  private:
+  DefaultFloats floats_;
   std::shared_ptr<Runtime> runtime_;  // outlives the turn
   const Until& until_;
   io::Turn turn_;
