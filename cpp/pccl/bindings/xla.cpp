@@ -11,11 +11,10 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
-#include "pccl/base/floats.h"
 
+#include "pccl/base/floats.h"
 #include "pccl/bindings/common.h"
 #include "pccl/bindings/weighted.h"
 #include "pccl/bindings/xla_ffi.h"
@@ -26,6 +25,7 @@ namespace {
 constexpr const char* kFunction = "allreduce";
 constexpr std::size_t kErrorsKept = 256;
 constexpr const char* kNotJoined = "no communicator: pccl.init() before the compiled call";
+constexpr const char* kClosed = "the communicator of this compiled call is closed";
 
 using Engine = std::shared_ptr<node::Communicator>;
 
@@ -59,16 +59,21 @@ class Registry {
                        const void* call_site, const std::string& name) {
     Engine engine;  // if this is its last use, it ends after the lock
     const std::lock_guard lock(mutex_);
-    if (number == 0) number = default_;
+    const bool chosen = number != 0;
+    if (!chosen) number = default_;
     const auto it = communicators_.find(number);
     if (it != communicators_.end()) engine = it->second.engine.lock();
-    if (engine == nullptr) return Error{Code::not_initialized, kNotJoined};
+    if (engine == nullptr) {
+      return chosen ? Error{Code::invalid_usage, kClosed}
+                    : Error{Code::not_initialized, kNotJoined};
+    }
     Use& use = it->second.uses[tag];
     if (use.run == run && use.call_site != call_site) {
       return Error{Code::invalid_usage,
                    name +
-                       " stands at two places of one compiled program (its function was traced "
-                       "once and used twice); give each place a function of its own"};
+                       " stands at two places of one compiled program: its function was traced "
+                       "once and used twice, or its loop is unrolled; give each place a function "
+                       "of its own, and the loop no unroll="};
     }
     if (use.in_flight) {
       return Error{Code::invalid_usage, name + " is in flight already, from another thread"};
@@ -253,6 +258,7 @@ class Reader {
 
 // A local device that waits for a call, and its memory for the results.
 struct Waiting {
+  std::int32_t device = 0;
   xla::Future* future = nullptr;
   std::vector<std::span<std::uint8_t>> results;
 };
@@ -273,28 +279,42 @@ struct Job {
 // Where a call has its weight, with the numbers of the JAX adapter.
 enum class WeightIn : std::int64_t { none = 0, attribute = 1, argument = 2 };
 
+// Whether both may get one result.
+bool alike(const Waiting& one, const Waiting& other) {
+  return std::ranges::equal(
+      one.results, other.results, {}, [](const auto& at) { return at.size(); },
+      [](const auto& at) { return at.size(); });
+}
+
 // Gathers the calls of several devices with one program and the same operands: together they are
-// one operation, which begins with the last call. *any thread*
+// one operation, which begins with the last call. Devices may come to two call sites of a run in
+// different order. *any thread*
 class Gathering {
  public:
-  // One of `count` devices calls. Returns the operation once all have called.
-  std::optional<Job> gather(std::int64_t run, std::int64_t count, Job job) {
+  // One of `count` devices calls. Returns the operation once all have called. An error is the
+  // device's alone.
+  Result<std::optional<Job>> gather(std::int64_t run, const void* call_site, std::int64_t count,
+                                    Job job) {
     const std::lock_guard lock(mutex_);
-    const Key key{job.communicator, job.tag, run};
-    const auto [it, first] = calls_.try_emplace(key);
+    const auto [it, first] = calls_.try_emplace(Key{run, call_site});
     if (first) {
       it->second = std::move(job);
     } else {
-      it->second.devices.push_back(std::move(job.devices.front()));
+      Waiting& added = job.devices.front();
+      std::vector<Waiting>& devices = it->second.devices;
+      if (!alike(devices.front(), added)) return wrong("devices call with different arrays");
+      if (std::ranges::find(devices, added.device, &Waiting::device) != devices.end())
+        return wrong("a device calls twice");
+      devices.push_back(std::move(added));
     }
-    if (static_cast<std::int64_t>(it->second.devices.size()) < count) return std::nullopt;
-    Job whole = std::move(it->second);
+    if (static_cast<std::int64_t>(it->second.devices.size()) < count) return std::optional<Job>();
+    std::optional<Job> whole = std::move(it->second);
     calls_.erase(it);
     return whole;
   }
 
  private:
-  using Key = std::tuple<std::int64_t, std::uint64_t, std::int64_t>;
+  using Key = std::pair<std::int64_t, const void*>;
   std::mutex mutex_;
   std::map<Key, Job> calls_;
 };
@@ -386,6 +406,7 @@ Result<Call> read(const xla::CallFrame& frame) {
   Job& job = call.job;
   job.api = api;
   job.devices.resize(1);
+  job.devices.front().device = device.ordinal;
   call.run = run.run;
   job.communicator = attributes.integer("communicator");
   const std::int64_t op = attributes.integer("op");
@@ -513,14 +534,18 @@ xla::Error* handle(xla::CallFrame* frame) {
   try {
     Result<Call> call = read(*frame);
     if (!call) return to_xla(frame->api, call.error());
+    const void* const call_site = frame->attributes.values;
     xla::CreateFuture create{header<xla::CreateFuture>(), nullptr};
     if (xla::Error* const refused = frame->api->create_future(&create)) return refused;
     call->job.devices.front().future = create.future;
-    if (call->gathered == 0) {
-      start(std::move(call->job), *call, frame->attributes.values);
-    } else if (std::optional<Job> whole =
-                   gathering().gather(call->run, call->gathered, std::move(call->job))) {
-      start(std::move(*whole), *call, frame->attributes.values);
+    Result<std::optional<Job>> whole =
+        call->gathered == 0
+            ? std::optional<Job>(std::move(call->job))
+            : gathering().gather(call->run, call_site, call->gathered, std::move(call->job));
+    if (!whole) {
+      answer(frame->api, create.future, whole.error());
+    } else if (*whole) {
+      start(std::move(**whole), *call, call_site);
     }
     frame->future = create.future;
     return nullptr;
