@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 from functools import partial
 from typing import Any
 
@@ -148,6 +149,29 @@ def test_a_program_that_was_put_out_and_comes_back_is_told_of_members_again(run:
 
 def test_callbacks_end_when_the_program_leaves(run: Run) -> None:
     assert run.peer(stats.leave_and_join_again).expect("done")["told"] == 0
+
+
+def test_ctrl_c_in_a_callback_ends_the_call() -> None:
+    told: list[int] = []
+
+    def stopped(change: pccl.MembershipChange) -> None:
+        raise KeyboardInterrupt
+
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        first, second = (pccl.Communicator(master.address) for _ in range(2))
+        first.connect()
+        first.on_membership_change(stopped)
+        first.on_membership_change(lambda change: told.append(len(change.peers)))
+        entering = threading.Thread(target=second.connect)
+        entering.start()
+        with pytest.raises(KeyboardInterrupt):
+            while pccl.world_size(first) == 1:
+                first.update_topology()
+        entering.join()
+        assert told == [2]  # the call was over, and the next callback did not miss the change
+        assert pccl.world_size(first) == 2
+        second.close()
+        first.close()
 
 
 def test_a_callback_must_be_callable() -> None:

@@ -87,8 +87,12 @@ class Signals {
     try {
       code();
     } catch (nb::python_error& error) {
-      caught_ = std::make_unique<nb::python_error>(std::move(error));
+      keep(std::move(error));
     }
+  }
+  // Keeps an exception, which then ends the call, unless there is one. REQUIRES: the GIL.
+  void keep(nb::python_error&& error) {
+    if (caught_ == nullptr) caught_ = std::make_unique<nb::python_error>(std::move(error));
   }
   // Raises what a handler raised. REQUIRES: the GIL.
   void rethrow();

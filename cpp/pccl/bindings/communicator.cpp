@@ -58,13 +58,17 @@ nb::list departures_of(const node::Statistics& known) {
   return gone;
 }
 
-// Returns the result of `make`, which calls the function. An exception goes to sys.unraisablehook;
-// the result is then invalid.
+// Returns the result of `make`, which calls the function. The result is invalid after an exception,
+// which goes to sys.unraisablehook, or to `signals` if no program is meant to catch it.
 template <class Make>
-nb::object call_or_report(nb::handle function, const Make& make) {
+nb::object call_or_report(nb::handle function, Signals& signals, const Make& make) {
   try {
     return make();
   } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) {
+      signals.keep(std::move(error));
+      return {};
+    }
     error.restore();
   }
   run_python([&] { PyErr_WriteUnraisable(function.ptr()); });
@@ -73,7 +77,7 @@ nb::object call_or_report(nb::handle function, const Make& make) {
 
 }  // namespace
 
-void CommunicatorHandle::tell_changes() {
+void CommunicatorHandle::tell_changes(Signals& signals) {
   const std::uint64_t epoch = engine->seen_epoch();
   if (epoch == told_epoch) return;
   told_epoch = epoch;  // first: on_change may make calls
@@ -90,13 +94,13 @@ void CommunicatorHandle::tell_changes() {
   for (const wire::Member& member : record->members)
     names.push_back(wire::shown_name(record->members, member.id));
   const nb::object tell = on_change.get();  // a callback may set another one
-  const Held callbacks(call_or_report(tell, [&] {
+  const Held callbacks(call_or_report(tell, signals, [&] {
     return call(tell, record->epoch, rank, ids_of(record), texts(names),
                 departures_of(*known.second));
   }));
   if (!callbacks.get().is_valid()) return;
   for (const nb::handle callback : nb::cast<nb::list>(callbacks.get()))
-    const Held dropped(call_or_report(callback, [&] { return call(callback); }));
+    const Held dropped(call_or_report(callback, signals, [&] { return call(callback); }));
 }
 
 std::vector<std::string> ids_of(const peer::Record& record) {

@@ -28,8 +28,9 @@ struct CommunicatorHandle {
   void keep(peer::CallPtr call, Arrays arrays);
   void drop_finished();
   // Runs on_change if it is due. Exceptions go to sys.unraisablehook: the call is over, and the
-  // other members have its result.
-  void tell_changes();
+  // other members have its result. `signals` keeps those that are meant to end the program, such as
+  // KeyboardInterrupt.
+  void tell_changes(Signals& signals);
 
   std::shared_ptr<node::Communicator> engine;
   std::list<std::pair<peer::CallPtr, Arrays>> kept;
@@ -55,7 +56,7 @@ auto without_gil(CommunicatorHandle& comm, Signals& signals, const Seconds& time
     const GilRelease release;
     return call(*engine, limit);
   }();
-  if (comm.on_change.get().is_valid()) comm.tell_changes();
+  if (comm.on_change.get().is_valid()) comm.tell_changes(signals);
   return result;
 }
 

@@ -148,11 +148,12 @@ std::shared_ptr<OperationHandle> launch(const std::shared_ptr<CommunicatorHandle
   const Result<peer::CallPtr> call = without_gil(
       *comm, signals, timeout,
       [&](auto& engine, const auto& limit) { return engine.start(std::move(request), limit); });
-  if (!call) {
-    signals.rethrow();
-    raise(call.error(), CallKind::collective, function);
-  }
-  return std::make_shared<OperationHandle>(comm, *call, std::move(in_use), function);
+  // The handle keeps the arrays, also when it is dropped because of an exception.
+  auto operation =
+      std::make_shared<OperationHandle>(comm, call ? *call : nullptr, std::move(in_use), function);
+  signals.rethrow();
+  if (!call) raise(call.error(), CallKind::collective, function);
+  return operation;
 }
 
 Info carry_out(OperationHandle& operation, peer::OperationRequest request, const Seconds& timeout) {
