@@ -156,6 +156,22 @@ def test_jax_parameters_of_float64_stay_so(members: Members) -> None:
     assert state.params["w"].tolist() == [0, 1, 2]
 
 
+def test_jax_parameters_that_do_not_fit_are_refused_at_once(members: Members) -> None:
+    jax = pytest.importorskip("jax")
+    from pccl.adapters.jax import diloco
+
+    jnp = jax.numpy
+    (comm,) = members(1)
+    outer = diloco(sync_every=2, comm=comm)
+    state = outer.init({"w": jnp.ones(3)})
+    for wrong in (np.ones(3, np.float32), jnp.ones(3, int), jnp.ones(4), 1.0):
+        with pytest.raises(pccl.InvalidArgument, match=r"params\['w'\]"):
+            outer.update({"w": wrong}, state)
+    for step in range(2):
+        params, state = outer.update({"w": jnp.full(3, 2.0 + step)}, state)
+    assert state.core.outer_step == 1 and params["w"].shape == (3,)
+
+
 def test_several_inner_optimizers_train_parts_of_a_model(members: Members) -> None:
     torch = pytest.importorskip("torch")
     from pccl.adapters.torch import DiLoCo

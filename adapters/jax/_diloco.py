@@ -32,8 +32,30 @@ class _Leaves:
         self.names: Sequence[str] = [jax.tree_util.keystr(path) for path, _ in found]
         self.leaves: list[Any] = [leaf for _, leaf in found]
         for name, leaf in zip(self.names, self.leaves, strict=True):
-            if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise InvalidArgument.because("diloco", f"params{name} is no floating-point array")
+            self._check(name, leaf)
+
+    @staticmethod
+    def _check(name: str, leaf: Any) -> None:
+        if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            sentence = f"params{name} is no floating-point jax.Array"
+            raise InvalidArgument.because("diloco", sentence)
+
+    def replace(self, params: Any) -> None:
+        """Takes the parameters of the next step.
+
+        Raises:
+            InvalidArgument: They have another structure or other shapes, or are no floating-point
+                arrays. Then nothing has changed.
+        """
+        leaves, structure = jax.tree_util.tree_flatten(params)
+        if structure != self.structure:
+            raise InvalidArgument.because("diloco", "params have another structure than in init")
+        for name, leaf, known in zip(self.names, leaves, self.leaves, strict=True):
+            self._check(name, leaf)
+            if leaf.shape != known.shape:
+                sentence = f"params{name} has shape {leaf.shape}, and {known.shape} in init"
+                raise InvalidArgument.because("diloco", sentence)
+        self.leaves = leaves
 
     def read(self, index: int) -> Array:
         leaf = self.leaves[index]
@@ -130,10 +152,7 @@ def diloco(
     def update(
         params: Any, state: DiLoCoState, tokens: float | None = None
     ) -> tuple[Any, DiLoCoState]:
-        leaves, structure = jax.tree_util.tree_flatten(params)
-        if structure != state._leaves.structure:
-            raise InvalidArgument.because("diloco", "params have another structure than in init")
-        state._leaves.leaves = leaves
+        state._leaves.replace(params)
         state.core.step(tokens)
         return state.params, state
 
