@@ -32,10 +32,10 @@ def empty(shape: _Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
 
     Peers of this host reduce it in place, without a copy of its elements; everywhere else it is an
     array like any other. It is C-contiguous and aligned to 64 bytes, so `torch.from_numpy`, DLPack
-    and JAX take it without a copy. Their arrays count as shared, too, as does every slice that is
-    C-contiguous. The memory is given back when the last array that looks into it is gone. A forked
-    child shares it with its parent: each sees the writes of the other. Where the system refuses
-    shared memory, the result is an ordinary array.
+    and `jax.device_put` take it without a copy; `jnp.asarray` copies. Their arrays count as shared,
+    too, as does every slice that is C-contiguous. The memory is given back when the last array that
+    looks into it is gone. A forked child shares it with its parent: each sees the writes of the
+    other. Where the system refuses shared memory, the result is an ordinary array.
 
     Args:
         shape: The number of elements, or one number per dimension.
