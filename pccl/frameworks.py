@@ -258,10 +258,13 @@ def _in_use(framework: str) -> Adapter | None:
 def find_tracing(leaves: Sequence[object]) -> Any:
     """The adapter of the framework that traces the caller's function; None if none does.
 
-    Its `allreduce_traced` makes the call a part of what is traced.
+    Its `allreduce_traced` makes the call a part of what is traced. A call without a tracer is one
+    where a program is traced, too: it would else be made once, when the program is compiled.
     """
     adapter: Any = _in_use("jax")
-    return adapter if adapter is not None and any(map(adapter.is_traced, leaves)) else None
+    if adapter is None:
+        return None
+    return adapter if any(map(adapter.is_traced, leaves)) or adapter.in_program() else None
 
 
 def flatten_registered(node: object) -> Node | None:
@@ -293,6 +296,12 @@ def is_spread(leaf: object) -> bool:
     """Whether it is one array in parts, over devices or ranks."""
     spread = getattr(find_adapter(leaf), "is_spread", None)
     return spread is not None and bool(spread(leaf))
+
+
+def parts_of(leaf: object) -> Sequence[str]:
+    """Which part of it each of its buffers is, in words; empty if it is whole."""
+    tell = getattr(find_adapter(leaf), "parts", None)
+    return () if tell is None else cast("Sequence[str]", tell(leaf))
 
 
 def count_write(leaf: object) -> None:

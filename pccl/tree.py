@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from pccl.errors import InvalidArgument
-from pccl.frameworks import Buffer, Node, find_adapter, flatten_registered
+from pccl.frameworks import Buffer, Node, find_adapter, flatten_registered, parts_of
 
 _Build = Callable[[Iterator[object]], object]
 _DESCRIBED = 3  # arrays that a description names before it only counts
@@ -202,12 +202,21 @@ def _dataclass_parts(node: Any) -> Node:
     return Node([f".{name}" for name in names], [getattr(node, name) for name in names], rebuild)
 
 
-def entries_of(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> list[Entry]:
-    """The arrays of a tree, from the buffers of each leaf."""
+def entries_of(
+    paths: Sequence[str], buffers: Sequence[Sequence[Buffer]], leaves: Sequence[object] = ()
+) -> list[Entry]:
+    """The arrays of a tree, from the buffers of each leaf.
+
+    Args:
+        paths: Where each leaf is.
+        buffers: Those of each leaf.
+        leaves: The leaves, if they may be spread: entries tell which part of one a buffer is.
+    """
+    parts = [parts_of(leaf) for leaf in leaves] or [()] * len(paths)
     return [
-        Entry(path, buffer.dtype.label, buffer.array.shape)
-        for path, leaf in zip(paths, buffers, strict=True)
-        for buffer in leaf
+        Entry(f"{path} {part}".strip(), buffer.dtype.label, buffer.array.shape)
+        for path, found, places in zip(paths, buffers, parts, strict=True)
+        for buffer, part in zip(found, places or [""] * len(found), strict=True)
     ]
 
 

@@ -123,6 +123,10 @@ def test_numbers_and_arrays_beside_tracers_become_arrays(peers: Peers) -> None:
     peers.both(jax_jit.numbers_and_arrays_beside_tracers_become_arrays)
 
 
+def test_a_call_without_a_tracer_is_made_whenever_the_program_runs(peers: Peers) -> None:
+    peers.both(jax_jit.a_call_without_a_tracer_is_made_whenever_the_program_runs)
+
+
 @pytest.mark.parametrize("name", ["out=", "return_info="])
 def test_what_a_traced_call_cannot_do_is_refused(peers: Peers, name: str) -> None:
     peers.both(partial(jax_jit.what_a_traced_call_cannot_do_is_refused, name))
@@ -156,6 +160,22 @@ def test_an_error_in_one_compiled_call_is_typed_in_the_next_eager_one(peers: Pee
 def test_a_call_that_stands_at_two_places_of_a_program_is_refused(peers: Peers) -> None:
     # Both have one tag, and XLA may run them in another order on each member.
     peers.both(jax_jit.a_call_that_stands_at_two_places_of_a_program_is_refused)
+
+
+def test_a_call_at_two_places_of_a_program_for_a_mesh_is_refused(peers: Peers) -> None:
+    peers.both(jax_jit.a_call_at_two_places_of_a_program_for_a_mesh_is_refused)
+
+
+def test_a_call_in_an_unrolled_loop_is_refused_with_the_reason(peers: Peers) -> None:
+    peers.both(jax_jit.a_call_in_an_unrolled_loop_is_refused_with_the_reason)
+
+
+def test_checkpoint_keeps_the_results_of_calls(peers: Peers) -> None:
+    peers.both(jax_jit.checkpoint_keeps_the_results_of_calls)
+
+
+def test_a_program_raises_that_its_communicator_is_closed(peers: Peers) -> None:
+    peers.both(jax_jit.a_program_raises_that_its_communicator_is_closed)
 
 
 def test_a_compiled_call_uses_the_communicator_it_was_given_or_the_latest_of_init(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pccl.adapters import Buffer, Node, Shared, as_array, place_of
 from pccl.adapters.jax.traced import allreduce as allreduce_traced
-from pccl.adapters.jax.traced import typed_errors
+from pccl.adapters.jax.traced import in_program, typed_errors
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
@@ -24,8 +24,11 @@ __all__ = [
     "flatten",
     "from_buffers",
     "immutable",
+    "in_program",
     "is_spread",
     "is_traced",
+    "number",
+    "parts",
     "recognises",
     "share",
     "to_buffers",
@@ -59,8 +62,15 @@ def _check_readable(leaf: jax.Array) -> None:
 
 
 class _Part(NamedTuple):
-    """A piece of an array that no other piece overlaps, and the local devices that hold it."""
+    """A piece of an array that no other piece overlaps.
 
+    Attributes:
+        place: The index of its first element.
+        data: Its elements.
+        devices: The local devices that hold it.
+    """
+
+    place: tuple[int, ...]
     data: jax.Array
     devices: list[jax.Device]
 
@@ -68,12 +78,32 @@ class _Part(NamedTuple):
 def _parts(leaf: jax.Array) -> list[_Part]:
     """The pieces of an array that this process holds, each once, in the order of their places."""
     if len(leaf.sharding.device_set) == 1:
-        return [_Part(leaf, [])]
+        return [_Part((0,) * leaf.ndim, leaf, [])]
     parts: dict[tuple[int, ...], _Part] = {}
     for shard in leaf.addressable_shards:
         place = tuple(span.start or 0 for span in shard.index)
-        parts.setdefault(place, _Part(shard.data, [])).devices.append(shard.device)
+        parts.setdefault(place, _Part(place, shard.data, [])).devices.append(shard.device)
     return [parts[place] for place in sorted(parts)]
+
+
+def parts(leaf: jax.Array) -> Sequence[str]:
+    """Which part of the array each of its buffers is, in words; empty if the only one is whole."""
+    if not is_spread(leaf):
+        return ()
+    found = _parts(leaf)
+    if all(part.data.shape == leaf.shape for part in found):
+        return ()
+    return [f"at {list(part.place)} of {list(leaf.shape)}".replace(", ", ",") for part in found]
+
+
+def number(leaf: jax.Array) -> float:
+    """The number in an array of one element.
+
+    Raises:
+        PCCLError: It is the result of a compiled `pccl.allreduce` that failed.
+    """
+    with typed_errors():
+        return float(leaf)
 
 
 def to_buffers(leaf: jax.Array, *, writable: bool) -> Sequence[Buffer]:

@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
 from pccl import _core, api
-from pccl.errors import InvalidUsage, NotInitialized
+from pccl.errors import InvalidUsage
 from pccl.frameworks import Array, Buffer
 from pccl.reduce.staging import Staging
 from pccl.reduce.weighted import WeightedMean
@@ -124,11 +124,12 @@ def _communicator(peer: PeerRef | None) -> Any:
     """The call's communicator.
 
     Raises:
-        NotInitialized: There is none any more.
+        InvalidUsage: It is closed.
+        NotInitialized: The process has none.
     """
     comm = None if peer is None else peer.get()
     if comm is None and peer is not None:
-        raise NotInitialized.because(_FUNC, "the communicator of this compiled call is gone")
+        raise InvalidUsage.because(_FUNC, "the communicator of this compiled call is closed")
     return api._use(comm, _FUNC)
 
 

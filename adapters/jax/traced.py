@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.extend.core import Primitive, Var, find_top_trace
+from jax.interpreters import batching, mlir, partial_eval
 from jaxlib.mlir import ir
 
 from pccl import _core
@@ -115,8 +115,8 @@ def allreduce(request: Request) -> Any:
     """Adds the call to the traced function.
 
     Args:
-        request: Its leaves are tracers, arrays and numbers, which become arrays. A tracer is among
-            them or is the weight. The timeout is for each run of the call.
+        request: Its leaves are tracers, arrays and numbers, which become arrays. The timeout is for
+            each run of the call.
 
     Raises:
         NotSupported: Inside vmap, a dtype that is not there yet, or error feedback.
@@ -218,7 +218,9 @@ def _tag(name: str) -> int:
 
 def _name(leaves: Sequence[object], tag: int | None) -> str:
     """The call's name, the same on all members: function, and number of the call in its trace."""
-    trace = next((found for leaf in leaves if (found := _trace_of(leaf)) is not None), None)
+    traces = (_program_of(getattr(leaf, "_trace", None)) for leaf in leaves)
+    trace = next((found for found in traces if found is not None), None)
+    trace = _program_of(find_top_trace(())) if trace is None else trace
     if trace is None:
         return "allreduce under grad"  # op by op: there is no program, only its order of calls
     with _lock:
@@ -228,12 +230,22 @@ def _name(leaves: Sequence[object], tag: int | None) -> str:
     return f"allreduce {number} of {function}" + ("" if tag is None else f" (tag {tag})")
 
 
-def _trace_of(leaf: object) -> Any:
-    """The trace that makes a program, however many transformations are between it and `leaf`."""
-    trace = getattr(leaf, "_trace", None)
+def _program_of(trace: Any) -> Any:
+    """The trace that makes a program, however many transformations `trace` is inside of it."""
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
     return trace
+
+
+def in_program() -> bool:
+    """Whether JAX traces the caller's function to make a program of it.
+
+    Not so in an eager `grad` or `vmap`, nor under `jax.ensure_compile_time_eval`. Cheap outside of
+    traced functions.
+    """
+    if _program_of(find_top_trace(())) is None:
+        return False
+    return isinstance(jnp.zeros((), np.uint8), jax.core.Tracer)
 
 
 def _differentiable(call: Call, paths: Sequence[str]) -> Callable[..., list[jax.Array]]:
@@ -490,6 +502,21 @@ def _results(*avals: Any, weighted: np.int64, gathered: np.int64, **attributes: 
     return [*arrays[:-1], arrays[-1].update(dtype=number)]
 
 
+def _keep_results(
+    _: object, unknown: Sequence[bool], computed: Sequence[bool], equation: Any
+) -> tuple[Any, ...]:
+    """JAX's rule of what `jax.checkpoint` computes again: no call, but its results are kept.
+
+    A second call would be another operation, at another place of the program.
+    """
+    count = len(equation.outvars)
+    if not any(unknown):
+        return equation, None, [False] * count, [False] * count, []
+    pairs = zip(equation.invars, computed, strict=True)
+    needed = [var for var, here in pairs if isinstance(var, Var) and not here]
+    return None, equation, [True] * count, [True] * count, needed
+
+
 @partial(jax.jit, static_argnames="attributes")
 def _run_alone(*operands: jax.Array, attributes: tuple[tuple[str, Any], ...]) -> Any:
     return _primitive.bind(*operands, **dict(attributes))
@@ -504,3 +531,4 @@ _primitive.def_impl(
 mlir.register_lowering(_primitive, _lower, platform="cpu", cacheable=False)
 mlir.register_lowering(_primitive, _lower_elsewhere, cacheable=False)
 batching.primitive_batchers[_primitive] = _refuse_vmap
+partial_eval.partial_eval_jaxpr_custom_rules[_primitive] = _keep_results

@@ -29,6 +29,7 @@ __all__ = [
     "flatten",
     "from_buffers",
     "is_spread",
+    "parts",
     "on_device",
     "recognises",
     "share",
@@ -241,6 +242,11 @@ def share(leaf: torch.Tensor) -> Shared:
     reading = "conjugated" * local.is_conj() + "negated" * local.is_neg()
     place = Place(local.data_ptr(), size, tuple(local.shape), strides, reading, written=True)
     return Shared(kind, tuple(local.shape), data, own, "torch", place, _part_of(leaf))
+
+
+def parts(leaf: torch.Tensor) -> Sequence[str]:
+    """Which part of the array its only buffer is, in words; empty if that is all of it."""
+    return [_part_of(leaf)] if is_spread(leaf) and _local(leaf).shape != leaf.shape else ()
 
 
 def _part_of(leaf: Any) -> str:

@@ -41,7 +41,7 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
     staging = Staging(sends, recvs, hold=guarded) if mean is None else Staging(mean.sends)
     operation = request.start(
         staging.arrays,
-        request.sign(trees.entries_of(flat.paths, buffers)),
+        request.sign(trees.entries_of(flat.paths, buffers, flat.leaves)),
         names=feedback_names(flat.paths, buffers),
         weight=1.0 if mean is None else mean.number,
         wait=wait,

@@ -179,7 +179,7 @@ class _Pipeline:
         self._weight = None if weight is None else as_number(weight, request.func)
         self._outputs = None if request.out is None else self._find_outputs()
         buffers = [found.outlines for found in self._inputs]
-        self._signature = request.sign(trees.entries_of(flat.paths, buffers))
+        self._signature = request.sign(trees.entries_of(flat.paths, buffers, flat.leaves))
         self._names = feedback_names(flat.paths, buffers)
         self._staged = [part for found in self._inputs for part in found.parts]
         self._pieces = cut([part.size for part in self._staged], PIECE_BYTES)

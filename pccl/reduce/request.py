@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 from pccl import _settings, frameworks
 from pccl import quantize as quantization
 from pccl import tree as trees
-from pccl.errors import InvalidArgument
+from pccl.errors import InvalidArgument, NotSupported
 from pccl.quantize import Quantize
 from pccl.reduce import weighted
 from pccl.reduce.residuals import Taken, Use
@@ -229,8 +229,13 @@ def make(
     Raises:
         InvalidUsage: The communicator is not connected, or closed.
         InvalidArgument: An argument makes no sense, or two of them do not go together.
+        NotSupported: JAX traces the caller's function.
     """
     comm._joined(func)
+    explicit = unchecked.get("level") == 1
+    if func != "allreduce" and not explicit and frameworks.find_tracing(()) is not None:
+        sentence = "inside jit only pccl.allreduce works; call this outside of the traced function"
+        raise NotSupported.because(func, sentence)
     how = ReduceOp.parse(op, func)
     coding = None if quantize is None else quantization.parse(quantize, func)
     if coding is not None:
@@ -239,7 +244,7 @@ def make(
         weighted.check_op(how, func)
         if frameworks.find_tracing([weight]) is None:
             weighted.as_number(weight, func)  # errors show the weight as it was given
-    if tag is not None or unchecked.get("level") == 1:
+    if tag is not None or explicit:
         tag = _settings.tag(tag, func)
     deadline = _settings.Deadline(_settings.seconds(timeout, func))
     return Request(

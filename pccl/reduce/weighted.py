@@ -6,14 +6,15 @@ the engine's, and the same in compiled programs: see `cpp/pccl/reduce/weighted.h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from pccl import _core, result_pool
 from pccl._arrays import flat_bytes
-from pccl.errors import InvalidArgument
-from pccl.frameworks import Array, Buffer
+from pccl.errors import InvalidArgument, PCCLError
+from pccl.frameworks import Array, Buffer, find_adapter
 from pccl.types import DataType, ReduceOp
 
 WORDS = "weighted mean of "  # what errors call it, and part of what members compare
@@ -46,12 +47,16 @@ def as_number(weight: object, func: str) -> float:
 
     Raises:
         InvalidArgument: It is no number at all.
+        PCCLError: It is the result of a call that failed.
     """
     if not isinstance(weight, bool | str | bytes) and getattr(weight, "ndim", 0) == 0:
         try:
-            return float(weight)  # type: ignore[arg-type]
+            number: Callable[[Any], float] = getattr(find_adapter(weight), "number", float)
+            return number(weight)
         except OverflowError:
             return float("inf")
+        except PCCLError:  # some are ValueErrors, too
+            raise
         except (TypeError, ValueError):
             pass
     raise no_number(type(weight).__name__, func)

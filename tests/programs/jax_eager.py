@@ -173,6 +173,18 @@ def members_that_shard_differently_are_told() -> None:
     x = jax.device_put(np.ones((4, 4), np.float32), NamedSharding(mesh(), P("x") if rank else P()))
     error = raised(pccl.MismatchedCall, lambda: pccl.allreduce(x))
     assert "float32[1,4]" in str(error) and "float32[4,4]" in str(error), error
+    # Different arrays, or different places, whose parts have one shape.
+    grid = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+    for shape, parts in (
+        (((8, 2), (4, 4)), (P("a"), P(None, "a"))),
+        (((4, 4), (4, 4)), (P("a"), P("b"))),
+    ):
+        x = jax.device_put(np.ones(shape[rank], np.float32), NamedSharding(grid, parts[rank]))
+        if shape[0] != shape[1]:
+            error = raised(pccl.MismatchedCall, partial(pccl.allreduce, {"w": x}))
+            assert "['w'] at [0,0] of [8,2] float32[4,2]" in str(error), error
+        else:
+            same(pccl.allreduce(x), np.full((4, 4), 2.0))  # the devices' order does not matter
 
 
 def donated_replicas_of_a_result_do_not_share_what_they_become() -> None:

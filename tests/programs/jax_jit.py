@@ -305,6 +305,29 @@ def numbers_and_arrays_beside_tracers_become_arrays() -> None:
     assert "tree['x']: dtype bool" in str(error) and 'not with "sum"' in str(error)
 
 
+def a_call_without_a_tracer_is_made_whenever_the_program_runs() -> None:
+    rank = pccl.rank()
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        members = pccl.allreduce(1)
+        mean = pccl.allreduce({"m": np.full(2, rank, np.float32)}, "avg", weight=1)["m"]
+        with jax.ensure_compile_time_eval():
+            once = pccl.allreduce(np.ones(3))
+        assert isinstance(members, jax.core.Tracer) and isinstance(once, np.ndarray)
+        return x * members + mean[0], once
+
+    for _ in range(2):
+        before = pccl.stats().operations
+        total, once = step(jnp.ones(3))
+        same(total, np.full(3, 2.5))
+        same(once, np.full(3, 2.0))
+    assert pccl.stats().operations - before == 2
+    # Eager transformations make no program.
+    same(jax.grad(lambda x: x * pccl.allreduce(np.float32(1)))(1.0), 2)
+    same(jax.vmap(lambda x: x * pccl.allreduce(1))(jnp.ones(3)), np.full(3, 2))
+
+
 def complex_arrays_have_a_gradient() -> None:
     rank = pccl.rank()
     z = jnp.full(3, 1.0 + rank + 2j)
@@ -332,7 +355,15 @@ def what_a_traced_call_cannot_do_is_refused(name: str) -> None:
     }
     call = jax.jit(calls[name])
     assert name in str(raised(pccl.NotSupported, lambda: call(jnp.ones(2))))
-    raised(pccl.NotSupported, lambda: jax.jit(lambda x: pccl.allreduce_async(x))(jnp.ones(2)))
+    given = np.ones(2)
+    for other in (
+        pccl.allreduce_async,
+        lambda _: pccl.allreduce_async(given),
+        lambda _: pccl.allreduce_async([1, 2]),
+        lambda _: pccl.allgather(given),
+        lambda _: pccl.broadcast(3),
+    ):
+        raised(pccl.NotSupported, partial(jax.jit(other), jnp.ones(2)))
 
 
 def vmap_is_refused() -> None:
@@ -401,6 +432,7 @@ def an_error_in_one_compiled_call_is_typed_in_the_next_eager_one() -> None:
     bad = jax.jit(lambda x: pccl.allreduce(x @ x))  # enough work for JAX not to wait for it
     total = bad(jnp.ones((256 + rank, 256 + rank)))
     raised(pccl.MismatchedCall, lambda: pccl.allreduce(total))
+    raised(pccl.MismatchedCall, lambda: pccl.allreduce(np.ones(3), "avg", weight=total[0, 0]))
     same(pccl.allreduce(jnp.ones(3)), np.full(3, 2.0))
 
 
@@ -411,6 +443,69 @@ def a_call_that_stands_at_two_places_of_a_program_is_refused() -> None:
     sentence = typed(pccl.InvalidUsage, lambda: outer(jnp.ones(3), jnp.zeros(3)))
     assert "two places" in sentence
     same(jax.jit(lambda x: inner(x) + 1)(jnp.ones(3)), np.full(3, 3.0))
+
+
+def a_call_at_two_places_of_a_program_for_a_mesh_is_refused() -> None:
+    """Also where the devices come to the places in different order, because of other work."""
+    whole = NamedSharding(mesh(), P())
+    inner = jax.jit(lambda x: pccl.allreduce(x))
+
+    def work(x: Any) -> Any:
+        for _ in range(6):
+            x = jnp.tanh(x @ x)
+        return x[0, 0]
+
+    outer = jax.jit(lambda x, u, v: (inner(x + work(u)), inner(x - work(v))))
+    x = jax.device_put(np.ones(100, np.float32), whole)
+    u = jax.device_put(np.zeros((200, 200), np.float32), whole)
+    for _ in range(20):
+        assert "two places" in typed(pccl.InvalidUsage, lambda: outer(x, u, u))
+    same(jax.jit(lambda x: inner(x) + 1)(x), np.full(100, 3.0))
+
+
+def a_call_in_an_unrolled_loop_is_refused_with_the_reason() -> None:
+    def body(carry: Any, x: Any) -> Any:
+        return pccl.allreduce(carry + x, "avg"), None
+
+    xs = jnp.ones(6)
+    loop = jax.jit(lambda x: jax.lax.scan(body, x, xs, unroll=2)[0])
+    assert "unroll=" in typed(pccl.InvalidUsage, lambda: loop(jnp.ones(3)))
+
+
+def checkpoint_keeps_the_results_of_calls() -> None:
+    """One operation of each pass, as without it; also in a scan over layers, and around one."""
+    rank = pccl.rank()
+
+    def block(x: Any, w: Any) -> Any:
+        return jnp.sin(pccl.allreduce(jnp.tanh(w * x), "avg")) * w
+
+    def layers(block: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.sum(jax.lax.scan(lambda x, w: (block(x, w), None), jnp.arange(3.0), w)[0])
+
+        return loss
+
+    plain = layers(block)
+    w = jnp.full((4, 3), rank + 1.0)
+    expected = jax.jit(jax.value_and_grad(plain))(w)
+    for kept in (layers(jax.checkpoint(block)), jax.checkpoint(plain)):
+        gradient = jax.jit(jax.value_and_grad(kept))
+        jax.block_until_ready(gradient(w))
+        before = pccl.stats().operations
+        loss, slope = gradient(w)
+        np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+        np.testing.assert_allclose(slope, expected[1], rtol=1e-5, atol=1e-6)
+        assert pccl.stats().operations - before == 2 * 4
+
+
+def a_program_raises_that_its_communicator_is_closed() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comm = pccl.Communicator(master.address)
+        comm.connect()
+        reduce = jax.jit(lambda x: pccl.allreduce(x, comm=comm))
+        same(reduce(jnp.ones(3)), np.ones(3))
+        comm.close()
+        assert "closed" in typed(pccl.InvalidUsage, lambda: reduce(jnp.ones(3)))
 
 
 def a_compiled_call_uses_the_communicator_it_was_given_or_the_latest_of_init() -> None:
