@@ -252,6 +252,21 @@ def test_latest_goes_by_revision_and_keep_leaves_the_newest(tmp_path: Path) -> N
     assert {p.name for p in folder.iterdir()} >= {"4.safetensors", "100.safetensors"}
 
 
+@pytest.mark.parametrize("keep", [0, 2.0, "2", True])
+def test_a_keep_that_makes_no_sense_is_refused_before_anything_is_written(
+    tmp_path: Path, keep: Any
+) -> None:
+    with pytest.raises(pccl.InvalidArgument, match="keep must be an integer"):
+        checkpoint.save(tmp_path / "x.safetensors", {}, revision=1, keep=keep)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    name = "x" * (os.pathconf(tmp_path, "PC_NAME_MAX") - len(checkpoint.SUFFIX))
+    checkpoint.save(tmp_path / f"{name}{checkpoint.SUFFIX}", {"step": 3}, revision=3)
+    assert checkpoint.resume(tmp_path, {"step": 0}) == ({"step": 3}, 3)
+
+
 def test_files_of_killed_saves_are_removed_and_those_of_others_stay(
     tmp_path: Path, run: Run
 ) -> None:
@@ -289,26 +304,33 @@ def test_resume_reads_the_newest_also_while_others_save(
     state = {"w": np.zeros(3)}
     assert checkpoint.resume(tmp_path / "none", state) == (state, None)
     checkpoint.save(tmp_path / "1.safetensors", {"w": np.ones(3)}, revision=1)
-    load, removals = checkpoint.load, 0
+    opened, removals = checkpoint._opened, 0
 
-    def removed_before(path: Path, state: dict) -> tuple[dict, int]:
+    def removed_before(path: Path, func: str) -> Any:
         nonlocal removals
         if removals < 2:
             removals += 1
             revision = int(path.stem) + 1
             newer = {"w": np.full(3, revision)}
             checkpoint.save(tmp_path / f"{revision}.safetensors", newer, revision=revision, keep=1)
-        return load(path, state)
+        return opened(path, func)
 
-    monkeypatch.setattr(checkpoint, "load", removed_before)
+    monkeypatch.setattr(checkpoint, "_opened", removed_before)
     read, revision = checkpoint.resume(tmp_path, {"w": np.zeros(3, np.int64)})
     assert (read["w"].tolist(), revision, removals) == ([3, 3, 3], 3, 2)
 
-    def lost(path: Path, state: dict) -> tuple[dict, int]:
-        path.unlink()
-        return load(path, state)
+    def away_for_a_moment(path: Path, func: str) -> Any:
+        monkeypatch.setattr(checkpoint, "_opened", opened)
+        raise FileNotFoundError(path)
 
-    monkeypatch.setattr(checkpoint, "load", lost)
+    monkeypatch.setattr(checkpoint, "_opened", away_for_a_moment)
+    assert checkpoint.resume(tmp_path, {"w": np.zeros(3, np.int64)})[1] == 3
+
+    def lost(path: Path, func: str) -> Any:
+        path.unlink()
+        return opened(path, func)
+
+    monkeypatch.setattr(checkpoint, "_opened", lost)
     with pytest.raises(FileNotFoundError):
         checkpoint.resume(tmp_path, state)
 

@@ -91,15 +91,15 @@ def save(path: _Path, state: object, *, revision: int, keep: int | None = None) 
 
     Raises:
         InvalidArgument: A leaf cannot be saved; names its path. Or `revision` is not from 0 to
-            2^63 - 1.
+            2^63 - 1, or `keep` no positive integer.
         NotSupported: safetensors is not installed.
         OSError: The file could not be written. An earlier file is unchanged.
     """
     func = "checkpoint.save"
     safetensors = _safetensors(func)
     revision = _settings.integer(revision, "revision", func, 0, 2**63 - 1)
-    if keep is not None and keep < 1:
-        raise InvalidArgument.because(func, f"keep must be positive, not {keep!r}")
+    if keep is not None:
+        keep = _settings.integer(keep, "keep", func, 1, 2**63 - 1)
     entries, tensors = [], {}
     memory: list[Array] = []  # what the tensors point to
     for name, kind, shape, hint, _, data, _, _ in State(state, func).entries:
@@ -208,15 +208,20 @@ def resume(folder: _Path, state: _Tree) -> tuple[_Tree, int | None]:
     Raises:
         CheckpointError, InvalidArgument, NotSupported, OSError, Exception: As `load`.
     """
-    found = latest(folder)
-    while found is not None:
-        try:
-            return load(found, state)
-        except FileNotFoundError:
-            newer = latest(folder)
-            if newer in (None, found):  # lost, not replaced by a newer one
-                raise
-            found = newer
+    func = "checkpoint.load"
+    lost: FileNotFoundError | None = None
+    while (found := latest(folder)) is not None:
+        with ExitStack() as stack:
+            try:
+                file, entries, revision = stack.enter_context(_opened(found, func))
+            except (
+                FileNotFoundError
+            ) as error:  # there may be a newer one, or one of that name again
+                lost = error
+                continue
+            return _load(found, file, entries, state, func), revision
+    if lost is not None:
+        raise lost
     return state, None
 
 
@@ -292,7 +297,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 def _own_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target` for one save. Removes those of saves that were killed."""
     # The name is this process's own, and `latest` does not look into it.
-    folder = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_UNFINISHED}")
+    folder = target.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
     folder.mkdir()
     try:
         with ExitStack() as lock:
