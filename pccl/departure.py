@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import signal
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pccl import _settings
@@ -73,23 +74,31 @@ class OnSigterm:
     A peer may be evicted between the signal and its next admission point. If its program joins
     again, the signal is for the new communicator, which has PCCL_DRAIN_SECONDS, too.
 
+    Neither the handler nor the thread keeps the communicator: it may be gone before its time is over,
+    and what is left when the process ends would count as leaked.
+
     Attributes:
-        comm: The communicator.
         status: Exit status of the program after it has left.
         pending: Whether the signal came, and this peer has not left at an admission point since.
     """
 
     def __init__(self, comm: Communicator, seconds: float, status: int) -> None:
-        self.comm = comm
+        self._comm = weakref.ref(comm)
         self.status = status
         self._seconds = seconds
         self._hurry = _thread.allocate_lock()  # released by the second signal
         self._signals = 0
         self.pending = False
 
+    @property
+    def comm(self) -> Communicator | None:
+        """The communicator; None: it is gone."""
+        return self._comm()
+
     def __call__(self, number: int, frame: Any) -> None:
+        comm = self.comm
         # It has left: what the program still does is its own. A forked child was never in the run.
-        if self.comm._closed or self.comm._is_forked():
+        if comm is None or comm._closed or comm._is_forked():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             return
@@ -98,22 +107,23 @@ class OnSigterm:
             self.pending = True
             self._hurry.acquire()
             # First: the next call may wait.
-            _thread.start_new_thread(self._end_in_time, (self.comm,))
-            self.comm._drain()
+            _thread.start_new_thread(self._end_in_time, (self._comm,))
+            comm._drain()
         elif self._signals == 2:
             self._hurry.release()
 
     def follow(self, comm: Communicator) -> None:
         """The program has joined again before this peer had left as the signal asked."""
-        self.comm = comm
-        _thread.start_new_thread(self._end_in_time, (comm,))
+        self._comm = weakref.ref(comm)
+        _thread.start_new_thread(self._end_in_time, (self._comm,))
         comm._drain()
 
-    def _end_in_time(self, comm: Communicator) -> None:
+    def _end_in_time(self, known: weakref.ref[Communicator]) -> None:
         if self._hurry.acquire(timeout=self._seconds):
             self._hurry.release()  # for the threads of other communicators
-        engine = comm._engine
-        if engine is not None and not comm._closed:
+        comm = known()
+        engine = None if comm is None or comm._closed else comm._engine
+        if engine is not None:
             engine.end_process(_TOLD, signal.SIGTERM)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import weakref
 from functools import partial
+from typing import Any
 
 import pytest
 from programs import departure
 from workers import Program, Run, Worker, complaints, wait_for_line, wait_until_asleep
 
 from pccl import _core
+from pccl.departure import OnSigterm
 
 ASKED = [signal.SIGTERM, None]
 
@@ -257,3 +260,22 @@ def test_the_signal_ends_a_forked_child(run: Run) -> None:
     peer = run.peer(departure.fork_and_wait)
     assert peer.expect("ended")["by"] == signal.SIGTERM
     assert peer.ends() == 0
+
+
+def test_the_time_to_leave_keeps_no_communicator() -> None:
+    class Asked:
+        _closed = False
+
+        def _is_forked(self) -> bool:
+            return False
+
+        def _drain(self) -> None:
+            pass
+
+    asked: Any = Asked()
+    known = weakref.ref(asked)
+    handler = OnSigterm(asked, 1e6, 0)
+    handler(signal.SIGTERM, None)  # starts a thread that waits
+    del asked
+    assert known() is None
+    handler._hurry.release()
