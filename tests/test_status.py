@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pccl import _core
 from pccl.errors import AuthenticationFailed, Unreachable
-from pccl.tools import cli, screen, show
+from pccl.tools import bench, cli, screen, show
 from pccl.tools.status import Status, Unreadable, ask_any, duration, rate, read, size, troubles
 
 
@@ -238,6 +238,13 @@ def test_durations_never_show_a_full_unit(seconds: float) -> None:
     limits = {"s": 60, "min": 60, "h": 24}
     for number, unit in zip(parts[::2], parts[1::2], strict=True):
         assert float(number) < limits.get(unit, 1e9)
+
+
+def test_sizes_never_show_a_full_unit() -> None:
+    assert size(999.5e6) == "1 GB"
+    assert size(999.4e6) == "999 MB"
+    assert size(999.6) == "1 kB"
+    assert bench._rate(999.6e6) == "1 GB/s"
 
 
 def test_durations_and_sizes_have_few_digits() -> None:

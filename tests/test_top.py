@@ -361,3 +361,9 @@ def test_the_page_of_a_run_with_a_secret_wants_the_token_that_pccl_prints() -> N
         assert page.endswith(f"/?token={token}")
     with master() as (_, page):  # the new secret is printed, and so is its token
         assert re.search(r"/\?token=[0-9a-f]{64}$", page) and token not in page
+
+
+def test_all_keys_of_a_read_count() -> None:
+    assert top._keys_in("\x1bq") == ["\x1b", "q"]
+    assert top._keys_in("\x1b[Bj\x1bOAq") == ["j", "j", "k", "q"]
+    assert top._keys_in("\x1b[1;5Bq") == ["\x1b[1;5B", "q"]

@@ -59,6 +59,33 @@ def connected(server: web.StatusServer) -> socket.socket:
     return socket.create_connection((where.hostname, where.port), timeout=60)
 
 
+def test_a_view_is_made_once_for_all_readers(
+    server: web.StatusServer, master: statuses.Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    view = web._for_the_page
+    monkeypatch.setattr(web, "_for_the_page", lambda status: (made.append(status), view(status))[1])
+    for _ in range(20):
+        assert get(server, "/page.json")[0].status == 200
+    assert len({id(status) for status in made}) == len(made)
+
+
+def test_an_error_that_nobody_expects_is_shown_and_the_next_status_too() -> None:
+    asked = 0
+
+    def ask() -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise RuntimeError("of the master")
+        return statuses.example()
+
+    watch = web._Watch(ask)
+    for words in ("", "cannot take the status: RuntimeError('of the master')", ""):
+        watch._look()
+        assert watch.seen().failure == words
+
+
 def test_a_bare_port_is_of_this_machine_alone(server: web.StatusServer) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", server.url)
 

@@ -19,6 +19,7 @@ from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.tools import screen
 from pccl.tools.parsing import Misuse, endpoints, reason_of, seconds, whole
+from pccl.tools.status import ROUNDED
 from pccl.types import ReduceOp, Topology
 
 __all__ = ["add_arguments", "network_bound", "run"]
@@ -374,7 +375,7 @@ def _size(size: int) -> str:
 
 def _scaled(value: float, *units: tuple[str, float]) -> str:
     """`value` in the largest unit that it reaches; the last one is for all smaller values."""
-    unit, scale = next((one for one in units if value >= one[1]), units[-1])
+    unit, scale = next((one for one in units if value >= ROUNDED * one[1]), units[-1])
     return f"{value / scale:.3g} {unit}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import queue
 import threading
@@ -49,6 +50,7 @@ HELD_SECONDS = 2.0  # a call that has waited this long for a member is marked
 BEHIND_ENTRIES = 64  # of the log; a healthy member has not applied a few yet
 LATE_SECONDS = 10.0  # a call that has waited this long for a member; the log names it then, too
 SILENT_SECONDS = 10.0  # without a word of a member; heartbeats come every second or so
+ROUNDED = 0.9995  # of a unit: from here on three digits of the next smaller one become 1000
 BROKEN = ("unreachable", "silent", "broken")  # states of links that are in trouble
 
 
@@ -119,6 +121,14 @@ class Call:
     entered: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
 
+    @functools.cached_property
+    def _missing(self) -> frozenset[int]:
+        return frozenset(self.missing)
+
+    def waits_for(self, rank: int) -> bool:
+        """Whether that member has not entered it."""
+        return rank in self._missing
+
 
 @dataclass(frozen=True)
 class Link:
@@ -173,8 +183,12 @@ class Group:
 
     def name(self, rank: int) -> str:
         """The member's name, with its rank."""
-        found = next((one.name for one in self.members if one.rank == rank), "")
+        found = self._names.get(rank, "")
         return f"{found} (rank {rank})" if found else f"rank {rank}"
+
+    @functools.cached_property
+    def _names(self) -> dict[int, str]:
+        return {one.rank: one.name for one in reversed(self.members)}
 
     def names(self, ranks: tuple[int, ...]) -> str:
         """Names of these members; of many, the first four and how many more."""
@@ -184,7 +198,7 @@ class Group:
 
     def held_up_by(self, rank: int) -> Call | None:
         """The longest open call in which others wait for that member; None: nobody does."""
-        calls = [call for call in self.calls if rank in call.missing and call.entered]
+        calls = [call for call in self.calls if call.entered and call.waits_for(rank)]
         return max(calls, key=lambda call: call.seconds, default=None)
 
 
@@ -274,19 +288,21 @@ def _without_pairs(status: Status) -> Status:
     return dataclasses.replace(status, groups=groups)
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
+@functools.cache
+def _fields(kind: type) -> list[tuple[str, str, Any]]:
+    """Name, key and type of each field."""
+    hints = typing.get_type_hints(kind)
+    return [(one.name, one.name.rstrip("_"), hints[one.name]) for one in dataclasses.fields(kind)]
 
 
 def _read(kind: Any, given: object, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(given, dict):
             raise Unreadable(f"{where} is no object")
-        hints = _HINTS.setdefault(kind, typing.get_type_hints(kind))
-        keys = {name: name.rstrip("_") for name in hints}
         return kind(
             **{
-                name: _read(hints[name], given[key], f"{where}.{key}")
-                for name, key in keys.items()
+                name: _read(of, given[key], f"{where}.{key}")
+                for name, key, of in _fields(kind)
                 if key in given
             }
         )
@@ -307,6 +323,8 @@ def _read(kind: Any, given: object, where: str) -> Any:
 
 
 def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
                    for c in text)  # fmt: skip
 
@@ -380,7 +398,7 @@ def duration(seconds: float) -> str:
 def size(count: float) -> str:
     """Bytes, as 3.20 GB."""
     for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
+        if count >= ROUNDED * scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import select
 import signal
 import sys
@@ -53,6 +54,8 @@ _KEYS = [
     ("?", "these keys on and off"),
     ("q", "quit"),
 ]
+# A key: an escape sequence of the terminal's, or a character.
+_KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 
@@ -129,6 +132,10 @@ class _Watch:
                 failure = reason_of(error)
             except Unreadable as error:
                 failure = f"cannot read its status: {error}"
+            except (
+                Exception
+            ) as error:  # the thread goes on: old numbers must not look like new ones
+                failure = repr(error)
             with self._lock:
                 self._status, self._failure = status or self._status, failure
             try:
@@ -291,6 +298,10 @@ def _ends_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _keys_in(typed: str) -> list[str]:
+    return [_ARROWS.get(key, key) for key in _KEY.findall(typed)]
+
+
 @contextmanager
 def _keys() -> Iterator[Callable[[int], list[str]]]:
     """Keys of the standard input without waiting for Enter, where that is a terminal.
@@ -310,9 +321,7 @@ def _keys() -> Iterator[Callable[[int], list[str]]]:
         typed = os.read(inputs, 64).decode(errors="replace")
         if not typed:
             return ["q"]  # the terminal is gone
-        if typed in _ARROWS:
-            return [_ARROWS[typed]]
-        return [] if typed.startswith("\x1b") else list(typed)
+        return _keys_in(typed)
 
     try:
         if inputs is not None:

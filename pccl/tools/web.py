@@ -93,6 +93,13 @@ class _Seen(NamedTuple):
     failure: str
 
 
+class _NoStatus(Exception):
+    """There is no status, and why."""
+
+
+_View = Callable[[Status, "_Watch"], bytes]
+
+
 class _Watch:
     """Takes a status every second, and keeps the last one and the charts' points. *any thread*"""
 
@@ -101,6 +108,9 @@ class _Watch:
         self._lock = threading.Lock()
         self._seen = _Seen(None, None, "no status yet")
         self._samples: deque[Sample] = deque(maxlen=_HISTORY)
+        self._making = threading.Lock()
+        self._made_of: _Seen | None = None
+        self._made: dict[_View, bytes] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -115,6 +125,22 @@ class _Watch:
     def seen(self) -> _Seen:
         with self._lock:
             return self._seen
+
+    def made(self, view: _View) -> bytes:
+        """A view of the last status, which is made once for all its readers.
+
+        Raises:
+            _NoStatus: There is none.
+        """
+        with self._making:
+            seen = self.seen()
+            if seen.failure or seen.status is None:
+                raise _NoStatus(seen.failure)
+            if seen is not self._made_of:
+                self._made_of, self._made = seen, {}
+            if view not in self._made:
+                self._made[view] = view(seen.status, self)
+            return self._made[view]
 
     def history(self) -> list[tuple[float, int, float, float]]:
         """Seconds ago, members, operations per second and bytes per second, the latest last."""
@@ -139,8 +165,10 @@ class _Watch:
             given = self._ask()
             status = read(given)
         except (PCCLError, Unreadable) as error:
-            with self._lock:
-                self._seen = self._seen._replace(failure=str(error))
+            self._fail(str(error))
+            return
+        except Exception as error:  # the thread goes on: old numbers must not look like new ones
+            self._fail(f"cannot take the status: {error!r}")
             return
         members = [member for group in status.groups for member in group.members]
         sample = Sample(
@@ -152,6 +180,10 @@ class _Watch:
         with self._lock:
             self._seen = _Seen(given, status, "")
             self._samples.append(sample)
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            self._seen = self._seen._replace(failure=why)
 
 
 def _page() -> tuple[bytes, str]:
@@ -184,6 +216,21 @@ def _for_the_page(status: Status) -> dict[str, Any]:
 
     bare = dataclasses.replace(status, groups=())
     return {**dataclasses.asdict(bare), "groups": [group_of(group) for group in status.groups]}
+
+
+def _page_json(status: Status, watch: _Watch) -> bytes:
+    page = {
+        "status": _for_the_page(status),
+        "troubles": troubles(status),
+        "history": watch.history(),
+    }
+    return json.dumps(page).encode()
+
+
+def _metrics(status: Status, _: _Watch) -> bytes:
+    from pccl.tools import metrics
+
+    return metrics.exposition(status)
 
 
 class StatusServer:
@@ -407,16 +454,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, "text/html", self.server.page, self.server.policy)
 
     def _get_page_json(self) -> None:
-        seen = self.server.watch.seen()
-        if seen.failure or seen.status is None:
-            self._say(503, seen.failure)
-            return
-        page = {
-            "status": _for_the_page(seen.status),
-            "troubles": troubles(seen.status),
-            "history": self.server.watch.history(),
-        }
-        self._answer(200, "application/json", json.dumps(page).encode())
+        try:
+            self._answer(200, "application/json", self.server.watch.made(_page_json))
+        except _NoStatus as error:
+            self._say(503, str(error))
 
     def _get_status(self) -> None:
         seen = self.server.watch.seen()
@@ -431,8 +472,10 @@ class _Handler(BaseHTTPRequestHandler):
         except ImportError:
             self._say(501, _NO_METRICS.strip())
             return
-        seen = self.server.watch.seen()
-        text = metrics.exposition(None if seen.failure else seen.status)
+        try:
+            text = self.server.watch.made(_metrics)
+        except _NoStatus:
+            text = metrics.exposition(None)
         self._answer(200, metrics.CONTENT_TYPE, text)
 
     def _say(self, code: int, sentence: str, **headers: str) -> None:
