@@ -16,6 +16,7 @@ from rich import print
 
 import pccl
 
+sys.stdout.reconfigure(errors="replace")  # there are terminals without ●
 try:
     from sklearn.datasets import load_digits
 except ModuleNotFoundError as error:

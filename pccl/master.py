@@ -84,8 +84,12 @@ def _secret_in(path: str) -> _core.Secret:
     """The secret in a file, read as peers read it, byte for byte."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(make_secret() + "\n")
+        try:
+            with open(descriptor, "w") as file:
+                file.write(make_secret() + "\n")
+        except OSError:  # a full disk: an empty file would be taken for the secret's
+            os.unlink(path)
+            raise
     except FileExistsError:
         pass
     except OSError as error:

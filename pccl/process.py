@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import weakref
+from contextlib import suppress
 from typing import Any
 
 # Forks between this process and the one that imported pccl: tells a forked copy from the original.
@@ -23,6 +24,13 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def _say(line: str) -> None:
+    # A standard error that is full, closed or missing is no reason to end.
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
 @atexit.register
 def _at_exit() -> None:
     """Leaves every run, then keeps the process alive while it serves as a master."""
@@ -34,7 +42,7 @@ def _at_exit() -> None:
             if ended_by is not None:  # Ctrl-C or an error ended the program: nobody needs it now
                 master.interrupt()
             else:
-                print(f"pccl: still master on {master.address}; Ctrl-C ends it", file=sys.stderr)
+                _say(f"pccl: still master on {master.address}; Ctrl-C ends it")
                 master.wait()
     except KeyboardInterrupt:
         for master in list(masters):

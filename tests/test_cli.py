@@ -27,7 +27,7 @@ from workers import wait_until_thread_sleeps
 
 import pccl
 from pccl import master
-from pccl.tools import bench, cli, doctor, screen
+from pccl.tools import bench, cli, doctor, progress, screen
 from pccl.tools.parsing import Parser, arguments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -466,6 +466,37 @@ def test_output_that_cannot_be_written_is_told_without_a_traceback(
         1,
         "pccl: cannot write the output: No space left on device\n",
     )
+
+
+def test_a_terminal_without_a_character_shows_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    monkeypatch.setattr(cli, "_main", lambda given: print("p\u00e9er \u2026"))
+    cli.main([])
+    assert written.getvalue() == b"p\xe9er ?\n"
+
+
+class Lesser:
+    """A standard error of a program's own."""
+
+    def write(self, text: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["missing", "closed", "lesser"])
+def test_a_standard_error_that_is_no_terminal_shows_no_progress(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(
+        sys, "stderr", {"missing": None, "closed": closed, "lesser": Lesser()}[kind]
+    )
+    with progress.reporting(None, "sync") as shown:
+        assert shown is None
+    with progress.reporting(True, "sync") as shown:
+        assert shown is not None
+        shown(1, 2)
 
 
 def test_a_reader_that_left_ends_a_command_silently(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import platform
 import shlex
@@ -116,7 +117,8 @@ PCCL_LOCAL_RANK, so `pccl.init()` needs no arguments. Output lines begin with th
 OMP_NUM_THREADS is the number of cores divided by N, unless it is set already.
 
 When a rank fails, the others are stopped, and its exit status is returned (128 + n for signal n).
-With --elastic the others go on without it; the status is 0 if at least one rank succeeds.
+With --elastic the others go on without it; the status is 0 if at least one rank succeeds. A rank
+that fails before the run has started, which waits for all N, stops the others as well.
 With --restarts a rank that fails is started again, after 1 s, 2 s, 4 s up to 30 s. It joins the
 others as a newcomer does, and begins alone if there are none.
 
@@ -387,6 +389,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed from the start
             setattr(sys, name, open(os.devnull, "w"))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # peers' names, and our ellipsis
     try:
         status = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

@@ -27,7 +27,7 @@ def reporting(progress: Progress | bool | None, func: str) -> Iterator[Progress 
         yield progress
     elif progress is not None and not isinstance(progress, bool):
         raise InvalidArgument.because(func, f"progress must be a function, not {progress!r}")
-    elif progress is False or (progress is None and not sys.stderr.isatty()):
+    elif progress is False or (progress is None and not screen.is_terminal(sys.stderr)):
         yield None
     else:
         bar = _Bar()

@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import IO, Any, Literal, NamedTuple
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "failure",
     "heading",
     "helped",
+    "is_terminal",
     "line",
     "note",
+    "noted",
     "paint",
     "table",
     "verdict",
@@ -30,7 +33,8 @@ Verdict = Literal["ok", "warn", "fail", "info"]
 
 _MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "info": ""}
 _STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red", "info": ""}
-_RANK_COLORS = (36, 33, 32, 35, 34, 31)  # of ANSI
+_CYAN, _RED = 36, 31  # of ANSI
+_RANK_COLORS = (_CYAN, 33, 32, 35, 34, _RED)
 
 
 class Check(NamedTuple):
@@ -41,9 +45,17 @@ class Check(NamedTuple):
     text: str
 
 
-def console(stream: IO[Any]) -> Any:
+def is_terminal(stream: IO[Any] | None) -> bool:
+    """Whether it is one. A stream may be missing, closed, or a program's own with less methods."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
+def console(stream: IO[Any] | None) -> Any:
     """A rich console for the stream; None where it is no terminal, or rich is missing."""
-    if not stream.isatty():
+    if not is_terminal(stream):
         return None
     try:
         from rich.console import Console
@@ -62,24 +74,33 @@ def paint(text: str, rank: int, stream: IO[Any]) -> str:
     return f"\x1b[{_RANK_COLORS[rank % len(_RANK_COLORS)]}m{text}\x1b[0m"
 
 
+def noted(command: str, text: str) -> bytes:
+    """The line of `note`, for who writes it to the standard error by himself."""
+    return _sentence(command, text, _CYAN).encode(sys.stderr.encoding, "backslashreplace")
+
+
 def note(command: str, text: str) -> None:
     """A line on the standard error about what the command does."""
-    _say(command, text, "bold cyan")
+    _say(command, text, _CYAN)
 
 
 def failure(command: str, text: str) -> None:
     """A line on the standard error about why the command ends."""
-    _say(command, text, "bold red")
+    _say(command, text, _RED)
 
 
-def _say(command: str, text: str, style: str) -> None:
+def _say(command: str, text: str, color: int) -> None:
+    # A standard error that is full, closed or missing is no reason to end.
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(_sentence(command, text, color))
+        sys.stderr.flush()
+
+
+def _sentence(command: str, text: str, color: int) -> str:
     shown = console(sys.stderr)
-    if shown is None:
-        print(f"{command}: {text}", file=sys.stderr, flush=True)
-        return
-    from rich.text import Text
-
-    shown.print(Text.assemble((f"{command}: ", style), text), soft_wrap=True)
+    if shown is None or shown.color_system is None:
+        return f"{command}: {text}\n"
+    return f"\x1b[1;{color}m{command}: \x1b[0m{text}\n"
 
 
 def helped(text: str, stream: IO[Any]) -> str:
