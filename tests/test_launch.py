@@ -1,18 +1,26 @@
 """`pccl run`: what its ranks get, what it prints, and how it ends."""
 
+import fcntl
+import io
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from functools import partial
 
 import pytest
 from programs import launch
-from workers import command, masters
+from workers import command, eventually, masters
 
-from pccl import _core, master
+import pccl
+from pccl import _core, master, process
 from pccl.master import make_secret
+from pccl.tools import run as run_tool
+from pccl.tools import screen
 
 ENDLESS = {"PCCL_DRAIN_SECONDS": "100000"}
 
@@ -156,6 +164,19 @@ def test_an_elastic_run_without_any_success_fails(run):
     assert run(launch.fail, "--elastic")[0] == 9
 
 
+def test_an_elastic_run_that_lost_a_rank_before_its_start_ends(run):
+    status, _, err = run(partial(launch.fail_or_join, failing=0), "--elastic")
+    assert status == 7
+    assert (
+        "pccl run: the run cannot start: it waits for 2 peers, and 1 of them are left; "
+        "stopping the others" in err.splitlines()
+    )
+
+
+def test_pauses_before_restarts_have_a_limit():
+    assert [run_tool._pause(count) for count in (0, 1, 2, 5, 5000)] == [1, 2, 4, 30, 30]
+
+
 @pytest.mark.parametrize("options", [[], ["--elastic"]])
 def test_a_rank_that_fails_is_started_again(run, tmp_path, options):
     folder = tmp_path / "lives"
@@ -236,6 +257,55 @@ def test_a_reader_that_leaves_ends_the_run(tmp_path):
     process.stderr.close()
 
 
+def full(pipe):
+    """Whether the next write to it waits."""
+    waiting = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"1234"))[0]
+    return waiting > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - resource.getpagesize()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_are_obeyed_while_the_reader_of_the_output_pauses(tmp_path, number, status):
+    process = start(launch.print_for_ever, cwd=tmp_path)
+    eventually(lambda: full(process.stdout))
+    process.send_signal(number)
+    assert process.wait(timeout=200) == status
+    process.communicate()
+
+
+def test_ranks_need_files_and_get_the_former_limit(tmp_path):
+    low = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (70, 4096))
+    process = start(partial(launch.wait_for_a_limit, 70), ranks=3, preexec_fn=low, cwd=tmp_path)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out.count("it is")) == (0, 3), err
+
+
+def test_a_limit_of_files_that_cannot_suffice_is_told_before_the_start(tmp_path):
+    low = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (70, 70))
+    process = start(launch.fail, ranks=30, preexec_fn=low, cwd=tmp_path)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out) == (2, "")
+    assert "30 ranks need 214 open files here, and the limit is 70" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "script"),
+    [
+        ("-um train", None),
+        ("-Ibm train", None),
+        ("-uc train", None),
+        ("-mtrain x.py", None),
+        ("-", None),
+        ("-uX dev x.py y.py", "x.py"),
+        ("-Xdev -uWignore x.py", "x.py"),
+        ("--check-hash-based-pycs always x.py", "x.py"),
+        ("-- x.py", "x.py"),
+        ("-u x.py -m", "x.py"),
+    ],
+)
+def test_the_script_of_python_is_found_behind_its_options(arguments, script):
+    assert run_tool._script(arguments.split()) == script
+
+
 def test_the_program_keeps_its_own_options_and_dashes(run, tmp_path):
     show = tmp_path / "show.py"
     show.write_text("import sys; print(sys.argv[1:])")
@@ -282,6 +352,37 @@ def test_a_script_that_runs_a_master_stays_alive_until_a_signal(tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=200)
     assert process.returncode == 0
+
+
+def test_a_standard_error_that_cannot_be_written_ends_no_master(monkeypatch):
+    class Served:
+        address = "127.0.0.1:1"
+        waited = False
+
+        def wait(self):
+            self.waited = True
+
+    for stream in (None, open("/dev/full", "w"), io.StringIO()):  # noqa: SIM115
+        if isinstance(stream, io.StringIO):
+            stream.close()
+        served = Served()
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "masters", {served})
+            patch.setattr(process, "peers", set())
+            patch.setattr(sys, "stderr", stream)
+            process._at_exit()
+            screen.note("pccl", "it goes on")
+        assert served.waited
+
+
+def test_a_secret_file_that_cannot_be_written_is_not_left_empty(tmp_path, monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(master, "make_secret", full)
+    with pytest.raises(pccl.InvalidArgument, match="cannot make the secret's file .*No space"):
+        master._secret_in(str(tmp_path / "secret"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_master_without_a_default_route_names_an_address_of_an_interface(monkeypatch):

@@ -129,7 +129,7 @@ def launch_on(
         }
         Launch.say_how_to_join(environment, command, show_join)
         drain = drain_seconds("run")
-        plan = Plan(len(hosts), elastic, 0, _GRACE_SECONDS, drain)
+        plan = Plan(len(hosts), elastic, 0, _GRACE_SECONDS, drain, peers=ranks)
         there = f"exec {shlex.quote(python)} -m pccl.tools.there"
         order = {"version": __version__, "folder": os.getcwd(), "command": list(command)}
         return asyncio.run(
@@ -201,7 +201,13 @@ class _Hosts(Launch):
         host = self._hosts[rank]
         first = sum(each.ranks for each in self._hosts[:rank])
         plan = Plan(
-            host.ranks, self._plan.elastic, self._rank_restarts, 5.0, self._plan.drain, first
+            host.ranks,
+            self._plan.elastic,
+            self._rank_restarts,
+            5.0,
+            self._plan.drain,
+            first,
+            self._plan.peers,
         )
         order = {**self._order, "environment": self._environment, "plan": asdict(plan)}
         out = await self._pipe(rank, sys.stdout.buffer)
@@ -232,6 +238,9 @@ class _Hosts(Launch):
 
     def _name(self, rank: int) -> str:
         return f"host {self._hosts[rank].name}"
+
+    def _peers(self, rank: int) -> int:
+        return self._hosts[rank].ranks
 
     def _prefix(self, rank: int, sink: BinaryIO) -> bytes:
         return b""  # each line has its rank's

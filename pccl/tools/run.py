@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import shlex
 import shutil
 import signal
@@ -13,13 +12,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from pccl import _core, _settings
 from pccl.communicator import MasterNode
 from pccl.departure import drain_seconds
+from pccl.errors import PCCLError
 from pccl.master import make_secret
-from pccl.tools import screen
+from pccl.tools import descriptors, screen
+from pccl.tools.output import Outputs
 from pccl.tools.parsing import Misuse
+from pccl.tools.status import Status, Unreadable, read
 
 __all__ = [
     "MAX_RANKS",
@@ -42,8 +45,10 @@ _GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
 # Between two SIGTERMs: the first one asks a program of the simple API to leave, the second to end.
 _HURRY_SECONDS = 1.0
 _RESTART_SECONDS = (1.0, 30.0)  # before the first restart of a rank; doubled each time, up to this
+_START_SECONDS = 1.0  # between two looks whether the group can still start
 _DRAIN_SECONDS = 2.0  # for output after a rank's end, when a process it left behind holds the pipe
 _READ_BYTES = 1 << 16
+_MOST_LEFT_BYTES = 2 << 20  # more than a pipe holds, and what was read of it
 _MAX_LINE_BYTES = 1 << 20  # a longer line is written in pieces
 _FAILED_TO_START = 127
 
@@ -80,7 +85,7 @@ def launch(
             such program, and so does a file that ends with .py and cannot be executed.
         ranks: Number of processes.
         elastic: Go on without ranks that fail, while at least one lives. Otherwise the first
-            failure stops all.
+            failure stops all, and so does one without which the group cannot start.
         restarts: How often each rank that fails is started again, as a newcomer. A rank that fails
             once more counts as failed.
         show_join: Print the line to join with from another terminal, with the run's secret.
@@ -95,7 +100,8 @@ def launch(
     Raises:
         PCCLError: The master could not be started.
     """
-    plan = Plan(ranks, elastic, restarts, _GRACE_SECONDS, drain_seconds("run"))
+    drain = drain_seconds("run")
+    plan = Plan(ranks, elastic, restarts, _GRACE_SECONDS, drain, peers=0 if join else ranks)
     if join is not None:
         base = {k: v for k, v in os.environ.items() if k not in _OWN_PORT} | {"PCCL_MASTER": join}
         return _launch(command, base, plan)
@@ -115,7 +121,7 @@ def launch(
 def _launch(command: Sequence[str], environment: Mapping[str, str], plan: Plan) -> int:
     base = rank_environment(environment, plan.ranks)
     # The ranks write to a pipe, but somebody may look at what comes out of it.
-    if sys.stderr.isatty():
+    if screen.is_terminal(sys.stderr):
         base.setdefault("PCCL_LOG_FORMAT", "short")
     if (shown := screen.console(sys.stdout)) is not None:
         base.setdefault("COLUMNS", str(max(20, shown.width - len(f"[{plan.ranks - 1}] "))))
@@ -149,12 +155,20 @@ def _script(arguments: Sequence[str]) -> str | None:
     """The script that Python would run with these arguments."""
     words = iter(arguments)
     for word in words:
-        if word in ("-X", "-W"):
-            next(words, None)
-        elif word.startswith(("-c", "-m")) or word == "-":
+        if word == "--":
+            return next(words, None)
+        if word == "-" or not word.startswith("-"):
+            return None if word == "-" else word
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(words, None)
+            continue
+        # Options may share a word; one with a value is the last, as in -Bum PACKAGE.
+        valued = next((at for at, letter in enumerate(word) if letter in "cmWX"), None)
+        if valued is not None and word[valued] in "cm":
             return None
-        elif not word.startswith("-"):
-            return word
+        if valued == len(word) - 1:
+            next(words, None)
     return None
 
 
@@ -182,6 +196,7 @@ class Plan:
     grace: float
     drain: float
     first: int = 0  # the number of the first rank
+    peers: int = 0  # of the whole run, which begins with all of them; 0: it is others' run
 
 
 class Launch:
@@ -193,12 +208,18 @@ class Launch:
         self._plan = plan
         self._processes: dict[int, asyncio.subprocess.Process] = {}  # the latest of each rank
         self._restarts = Counter[int]()  # of each rank
+        self._left = plan.peers  # those of the run that have not ended, as far as we know
         self._readers: list[asyncio.Future[None]] = []
         self._signals: asyncio.Queue[int] = asyncio.Queue()  # for us, or SIGPIPE: output closed
+        self._told = False  # to end, by a signal
+        self._ended = asyncio.Event()  # all ranks
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        self._outputs = Outputs(self._on_lost_output)
         with ExitStack() as undo:
+            undo.callback(self._outputs.close)
+            self._former_limits = undo.enter_context(descriptors.enough_for(self._plan.ranks))
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) != signal.SIG_IGN:
                     loop.add_signal_handler(number, self._signals.put_nowait, number)
@@ -208,11 +229,10 @@ class Launch:
                 for rank in range(self._plan.first, self._plan.first + self._plan.ranks):
                     await self._start(rank, {})
             except OSError as error:
-                self.say(self._cannot_run(error))
-                return _FAILED_TO_START
-            status = await self._supervise()
-            await self._drain()
-            return status
+                self._say(self._cannot_run(error))
+                self._kill_all()
+                return await self._drain(_FAILED_TO_START)
+            return await self._drain(await self._supervise())
 
     async def _start(self, rank: int, more: Mapping[str, str]) -> None:
         # Not asyncio's pipes: with these, waiting for a process may also wait for others that
@@ -228,6 +248,7 @@ class Launch:
                 env=self._environment | {"PCCL_LOCAL_RANK": str(rank)} | dict(more),
                 start_new_session=True,  # a group of its own: the terminal's Ctrl-C reaches only us
             )
+            descriptors.give_back(self._former_limits, self._processes[rank].pid)
         finally:
             os.close(out)
             os.close(err)
@@ -239,7 +260,7 @@ class Launch:
             # The others may have ended by then: it must not wait for them.
             await self._start(rank, {"PCCL_MIN_PEERS": "1"})
         except OSError as error:
-            self.say(self._cannot_run(error))
+            self._say(self._cannot_run(error))
             return _FAILED_TO_START
         return await self._processes[rank].wait()
 
@@ -260,35 +281,74 @@ class Launch:
         """Waits for the ranks, or for a reason to stop them. Returns the status."""
         succeeded, failure = False, 0
         told = asyncio.ensure_future(self._signals.get())
+        never = asyncio.get_running_loop().create_future()
+        hopeless: asyncio.Future[str] = never  # since a failure: a task
         running: dict[asyncio.Future[int], int] = {
             asyncio.ensure_future(process.wait()): rank for rank, process in self._processes.items()
         }
         try:
             while running:
-                finished, _ = await asyncio.wait(
-                    {*running, told}, return_when=asyncio.FIRST_COMPLETED
-                )
+                finished = await _first({*running, told, hopeless})
                 for future in [f for f in running if f in finished]:
                     rank, code = running.pop(future), future.result()
                     if code == 0:
                         succeeded = True
+                        self._left -= self._peers(rank)
                         continue
                     if told not in finished and self._restarts[rank] < self._plan.restarts:
                         running[self._restart(rank, code)] = rank
                         continue
                     failure = failure or _status(code)
-                    self.say(f"{self._name(rank)} {_ending(code)}{self._then(len(running))}")
+                    self._left -= self._peers(rank)
+                    self._say(f"{self._name(rank)} {_ending(code)}{self._then(len(running))}")
                     if running and not self._plan.elastic:
                         told.cancel()  # from now on a signal means hurry
-                        term, grace = signal.SIGTERM, self._plan.grace
-                        await self._stop(running, [(term, _HURRY_SECONDS), (term, grace)])
+                        await self._stop(running, self._hurried_steps())
                         return failure
+                    if self._plan.peers and hopeless is never:
+                        hopeless = asyncio.ensure_future(self._watch_start())
                 if told in finished:
+                    self._told = True
                     await self._stop(running, self._steps(told.result()))
                     return 128 + told.result()
+                if hopeless in finished:
+                    if why := hopeless.result():
+                        self._say(f"{why}; stopping the others")
+                        told.cancel()
+                        await self._stop(running, self._hurried_steps())
+                        return failure
+                    hopeless = never
         finally:
             told.cancel()
+            hopeless.cancel()
         return 0 if self._plan.elastic and succeeded else failure
+
+    async def _watch_start(self) -> str:
+        """Why the run's group will never start, once this is so. "": it has started."""
+        master = self._environment["PCCL_MASTER"]
+        secret = _settings.secret(self._environment["PCCL_SECRET"], "run")
+        while True:
+            try:
+                status = read(await asyncio.to_thread(_core.ask_status, master, secret))
+            except (PCCLError, Unreadable):
+                status = Status()  # the next answer may be better
+            if any(group.members for group in status.groups):
+                return ""
+            for group in status.groups:
+                # Newcomers may come from elsewhere, too.
+                if max(self._left, len(group.newcomers)) < group.min_peers:
+                    return (
+                        f"the run cannot start: it waits for {group.min_peers} peers, and "
+                        f"{self._left} of them are left"
+                    )
+            await asyncio.sleep(_START_SECONDS)
+
+    def _peers(self, rank: int) -> int:
+        """Peers of the run that are gone with that rank."""
+        return 1
+
+    def _hurried_steps(self) -> list[tuple[int, float]]:
+        return [(signal.SIGTERM, _HURRY_SECONDS), (signal.SIGTERM, self._plan.grace)]
 
     def _steps(self, number: int) -> list[tuple[int, float]]:
         """The signals for the ranks that follow from one for us, each with its seconds to end."""
@@ -298,13 +358,12 @@ class Launch:
         return [(signal.SIGTERM, self._plan.drain + grace), (signal.SIGTERM, grace)]
 
     def _restart(self, rank: int, code: int) -> asyncio.Future[int]:
-        first, most = _RESTART_SECONDS
-        delay = min(first * 2 ** self._restarts[rank], most)
+        delay = _pause(self._restarts[rank])
         self._restarts[rank] += 1
         again = (
             f"starting it again in {delay:g} s ({self._restarts[rank]} of {self._plan.restarts})"
         )
-        self.say(f"{self._name(rank)} {_ending(code)}; {again}")
+        self._say(f"{self._name(rank)} {_ending(code)}; {again}")
         return asyncio.ensure_future(self._start_again(rank, delay))
 
     def _name(self, rank: int) -> str:
@@ -355,46 +414,61 @@ class Launch:
             if process.returncode is None:
                 self._signal(process, signal.SIGKILL)
 
-    async def _drain(self) -> None:
-        """Waits for the rest of the output, but not for processes that a rank left behind."""
-        _, unfinished = await asyncio.wait(self._readers, timeout=_DRAIN_SECONDS)
-        for reader in unfinished:
-            reader.cancel()
+    async def _drain(self, status: int) -> int:
+        """Waits for the rest of the output, but not for processes that a rank left behind.
+
+        Its reader may take as long as it likes, until a signal for us.
+        """
+        self._ended.set()
+        if self._readers:
+            _, unfinished = await asyncio.wait(self._readers, timeout=_DRAIN_SECONDS)
+            for reader in unfinished:
+                reader.cancel()
+        written = asyncio.gather(*self._outputs.written())
+        if not self._told:
+            told = asyncio.ensure_future(self._signals.get())
+            await _first({told, written})
+            if not written.done() and told.result() != signal.SIGPIPE:
+                status = 128 + told.result()
+            told.cancel()
+        await asyncio.wait({written}, timeout=_DRAIN_SECONDS)
+        return status
 
     async def _forward(self, rank: int, source: asyncio.StreamReader, sink: BinaryIO) -> None:
         """Copies whole lines, each prefixed by the rank."""
         prefix = self._prefix(rank, sink)
-        rest = b""
-        while data := await source.read(_READ_BYTES):
+        rest, left = b"", _MOST_LEFT_BYTES
+        ended = asyncio.ensure_future(self._ended.wait())
+        while left > 0 and (data := await source.read(_READ_BYTES)):
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > _MAX_LINE_BYTES:
                 lines.append(rest)
                 rest = b""
-            self._write(sink, prefix, lines)
+            written = self._write(sink, prefix, lines)
+            if self._ended.is_set():
+                left -= len(data)
+            else:
+                await _first({written, ended})
         if rest:
             self._write(sink, prefix, [rest])
+        ended.cancel()
 
     def _prefix(self, rank: int, sink: BinaryIO) -> bytes:
         return f"{screen.paint(f'[{rank}]', rank, sink)} ".encode()
 
-    def _write(self, sink: BinaryIO, prefix: bytes, lines: list[bytes]) -> None:
-        left = memoryview(b"".join(prefix + line + b"\n" for line in lines))
-        try:
-            while left:
-                with suppress(BlockingIOError):
-                    left = left[os.write(sink.fileno(), left) :]
-                    continue
-                # Another program has made the terminal or the pipe so, and its reader is slow.
-                ready = select.poll()
-                ready.register(sink, select.POLLOUT)
-                ready.poll()
-        except OSError as error:  # e.g. our reader was `head`: stop the ranks, reading on
-            if not isinstance(error, BrokenPipeError):
-                self.say(f"cannot write the output: {error.strerror}; stopping the ranks")
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sink.fileno())
-            os.close(nowhere)
-            self._signals.put_nowait(signal.SIGPIPE)
+    def _write(self, sink: BinaryIO, prefix: bytes, lines: list[bytes]) -> asyncio.Future[None]:
+        data = b"".join(prefix + line + b"\n" for line in lines)
+        return self._outputs.write(sink.fileno(), data)
+
+    def _on_lost_output(self, error: OSError) -> None:
+        """E.g. our reader was `head`: stops the ranks, reading on."""
+        if not isinstance(error, BrokenPipeError):
+            self._say(f"cannot write the output: {error.strerror}; stopping the ranks")
+        self._signals.put_nowait(signal.SIGPIPE)
+
+    def _say(self, text: str) -> None:
+        """As `say`, without waiting for the reader."""
+        self._outputs.write(sys.stderr.fileno(), screen.noted("pccl run", text))
 
     @classmethod
     def say_how_to_join(
@@ -409,8 +483,20 @@ class Launch:
 
     @staticmethod
     def say(text: str) -> None:
-        with suppress(OSError):
-            screen.note("pccl run", text)
+        screen.note("pccl run", text)
+
+
+async def _first(futures: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+    """Waits until one of them is done. Returns those that are."""
+    done: set[asyncio.Future[Any]]
+    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    return done
+
+
+def _pause(restarts: int) -> float:
+    """Seconds before the next restart."""
+    first, most = _RESTART_SECONDS
+    return min(first * (1 << min(restarts, 10)), most)
 
 
 def _ending(code: int) -> str:

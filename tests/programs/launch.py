@@ -79,6 +79,23 @@ def fail_or_print(failing: int) -> None:
     print("done")
 
 
+def fail_or_join(failing: int) -> None:
+    if os.environ["PCCL_LOCAL_RANK"] == str(failing):
+        sys.exit(7)
+    import pccl
+
+    pccl.init()
+
+
+def wait_for_a_limit(open_files: int) -> None:
+    """Ends once the limit of open files is that. The launcher sets it when the rank lives."""
+    import resource
+
+    while resource.getrlimit(resource.RLIMIT_NOFILE)[0] != open_files:
+        time.sleep(0.01)
+    print("it is")
+
+
 def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
