@@ -273,10 +273,10 @@ def test_signals_are_obeyed_while_the_reader_of_the_output_pauses(tmp_path, numb
 
 
 def test_ranks_need_files_and_get_the_former_limit(tmp_path):
-    low = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (70, 4096))
-    process = start(partial(launch.wait_for_a_limit, 70), ranks=3, preexec_fn=low, cwd=tmp_path)
+    low = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (24, 4096))
+    process = start(partial(launch.wait_for_a_limit, 24), ranks=12, preexec_fn=low, cwd=tmp_path)
     out, err = process.communicate(timeout=200)
-    assert (process.returncode, out.count("it is")) == (0, 3), err
+    assert (process.returncode, out.count("it is")) == (0, 12), err
 
 
 def test_a_limit_of_files_that_cannot_suffice_is_told_before_the_start(tmp_path):
@@ -373,6 +373,20 @@ def test_a_standard_error_that_cannot_be_written_ends_no_master(monkeypatch):
             process._at_exit()
             screen.note("pccl", "it goes on")
         assert served.waited
+
+
+def test_logs_and_progress_need_no_standard_error(tmp_path):
+    path = tmp_path / "file"
+    program = command(partial(launch.serve_in_place_of_stderr, str(path)))
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *program],
+        env=os.environ | {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_BIND": "127.0.0.1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "shared {'step': 1}\n")
+    assert path.read_bytes() == b""
 
 
 def test_a_secret_file_that_cannot_be_written_is_not_left_empty(tmp_path, monkeypatch):

@@ -186,6 +186,18 @@ def start_a_sleeper() -> None:
     child.wait()
 
 
+def serve_in_place_of_stderr(path: str) -> None:
+    """A master and a peer, while the descriptor of the standard error is a file of the program."""
+    assert sys.stderr is None
+    with open(path, "wb") as file:
+        if file.fileno() != 2:
+            os.dup2(file.fileno(), 2)
+        import pccl
+
+        with pccl.MasterNode("127.0.0.1:0") as master, pccl.init(master.address):
+            print("shared", pccl.sync({"step": 1}))
+
+
 def run_master() -> None:
     """Returns while its master serves."""
     import pccl

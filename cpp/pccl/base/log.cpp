@@ -1,5 +1,6 @@
 #include "pccl/base/log.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +30,8 @@ constexpr std::uint8_t kUnread = 0xff;
 std::atomic<std::uint8_t> level_in_force{kUnread};
 constexpr std::array<std::string_view, 4> kFormats = {"auto", "short", "text", "json"};
 std::atomic<std::uint8_t> format_in_force{kUnread};
+// A file that the program opens later gets a descriptor that is free now.
+std::atomic<bool> has_stderr{::fcntl(STDERR_FILENO, F_GETFD) >= 0};
 
 constexpr LineLimit::Bound kLoud{100, 2000};  // warn and above
 constexpr LineLimit::Bound kQuiet{5000, 20};  // what the user asked for
@@ -117,6 +120,8 @@ void set_log_level(LogLevel level) {
 
 bool log_enabled(LogLevel level) { return level != LogLevel::none && level >= log_level(); }
 
+void disown_stderr() { has_stderr.store(false, std::memory_order_relaxed); }
+
 std::optional<LogFormat> find_log_format(std::string_view text) {
   const auto* const found = std::ranges::find(kFormats, text);
   if (found == kFormats.end()) return std::nullopt;
@@ -173,7 +178,7 @@ std::optional<std::uint64_t> LineLimit::take(LogLevel level, std::string_view te
 }
 
 void log(LogLevel level, std::string_view who, std::string_view text, std::uint64_t epoch) {
-  if (!log_enabled(level)) return;
+  if (!log_enabled(level) || !has_stderr.load(std::memory_order_relaxed)) return;
   static LineLimit limit;
   const auto milliseconds = [](auto since) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(since).count();

@@ -71,7 +71,11 @@ class LineLimit {
 // characters by spaces (a text may come from another peer, and terminals interpret them) and cuts
 // the line at 4096 bytes. Prints no more lines of a kind than LineLimit allows. `epoch`: 0 if there
 // is none. Any thread, no locks, no Python. May block as long as stderr does; ignores a failing
-// stderr.
+// stderr. Prints nothing if the process has no stderr: if its descriptor was closed when this
+// library was loaded, or after disown_stderr.
 void log(LogLevel level, std::string_view who, std::string_view text, std::uint64_t epoch = 0);
+
+// The program began without a stderr: a file of its own may have that descriptor. Any thread.
+void disown_stderr();
 
 }  // namespace pccl

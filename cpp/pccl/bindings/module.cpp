@@ -1,6 +1,7 @@
 // pccl._core: the native engine. Its contract is pccl/_core.pyi.
 #include <cstdlib>
 
+#include "pccl/base/log.h"
 #include "pccl/bindings/common.h"
 #include "pccl/io/address.h"
 #include "pccl/io/openssl.h"
@@ -11,6 +12,8 @@ NB_MODULE(_core, m) {
   // nanobind would tell its users of leaks.
   nb::set_leak_warnings(false);
 #endif
+  // Python knows whether the descriptor was closed when it began.
+  if (nb::module_::import_("sys").attr("__stderr__").is_none()) pccl::disown_stderr();
   pccl::io::prepare_openssl();
   m.attr("__version__") = PCCL_VERSION;
   m.def("openssl", [] {
