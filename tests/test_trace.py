@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +71,9 @@ def test_a_peer_writes_its_calls_and_the_bytes_on_its_links(
             if "attempts" not in one["args"]:
                 assert sum(parts) == pytest.approx(one["dur"], abs=0.01)
         begun = {one["args"]["peer"] for one in events if one["name"] == "pccl"}
+        assert {one["args"]["group"] for one in events if one["name"] == "pccl"} == {0}
+        (run_id,) = {one["args"]["run"] for one in events if one["name"] == "pccl run"}
+        assert re.fullmatch("[0-9a-f]{16}", run_id)
         peers = {peer for one in said for peer in one["info"]["contributors"]}
         assert begun < peers
         assert any(one["ph"] == "i" and one["name"].startswith("epoch ") for one in events)
@@ -114,6 +119,17 @@ def test_a_trace_ends_at_its_size(run: Run, tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         assert 1 << 20 <= path.stat().st_size < (1 << 20) + (1 << 19)
         assert json.loads(path.read_text())[-1]["name"] == "the trace ends here"
+
+
+def test_a_trace_on_a_full_disk_ends_with_a_whole_event(run: Run, tmp_path: Path) -> None:
+    program = partial(stats.reduce_with_little_space, 5000)
+    for worker in run.peers(2, program, PCCL_TRACE=str(tmp_path)):
+        worker.expect("reduced", timeout=60)
+        worker.ends()
+    for events in read(tmp_path):
+        check(events)
+        assert events[1]["name"] == "pccl"
+        assert len(spans(events, "collective #")) < 100
 
 
 def killed_and_late(run: Run, folder: Path) -> list[str]:
@@ -176,11 +192,22 @@ def test_merge_says_who_made_whom_wait(
     assert f"for {names[late]}" in printed
 
 
-def written(folder: Path, number: int, boot: str, ahead: float, events: list[Any]) -> str:
+def written(
+    folder: Path,
+    number: int,
+    boot: str,
+    ahead: float,
+    events: list[Any],
+    *,
+    run: str | None = None,
+    **more: Any,
+) -> str:
     """A trace with a clock that is `ahead`, in microseconds."""
     peer = str(number) * 32
-    said = {"peer": peer, "boot": boot, "wall_us": 0.0, "clock_us": 0.0}
+    said = {"peer": peer, "boot": boot, "wall_us": 0.0, "clock_us": 0.0, **more}
     lines: list[Any] = [{"name": "pccl", "ph": "M", "pid": peer[:8], "args": said}]
+    if run is not None:
+        lines.append({"name": "pccl run", "ph": "M", "pid": peer[:8], "args": {"run": run}})
     for name, key, begin, end, other in events:
         arguments: dict[str, Any] = {"key": key}
         if other is not None:
@@ -244,6 +271,55 @@ def test_without_frames_both_ways_wall_clocks_are_used_and_that_is_told(tmp_path
     merged = trace.merge(tmp_path, tmp_path / "merged.json")
     assert merged.error is None
     assert "clocks: as the hosts have them" in trace.report(merged)
+
+
+@pytest.mark.parametrize("apart", ["group", "run"])
+def test_groups_and_runs_of_one_folder_have_their_own_calls(tmp_path: Path, apart: str) -> None:
+    names = []
+    for number in range(4):
+        own: Any = {
+            "group": 0,
+            "run": "ab",
+            apart: [0, 1][number // 2] if apart == "group" else ["ab", "cd"][number // 2],
+        }
+        begin = 1e3 * number
+        calls = [("collective #0", "1.-.0", begin, 5e3 + begin, None)]
+        names.append(written(tmp_path, number, "boot", 0.0, calls, **own))
+    merged = trace.merge(tmp_path, tmp_path / "merged.json")
+    assert merged.calls == 2
+    assert dict(merged.waits) == {(names[1], names[0]): 1e3, (names[3], names[2]): 1e3}
+    said = trace.report(merged)
+    for one in ("group 0", "group 1") if apart == "group" else ("run ab", "run cd"):
+        assert f"collective #0 of {one} (since epoch 1), for" in said
+
+
+def test_a_trace_of_a_full_disk_is_read_up_to_its_broken_line(tmp_path: Path) -> None:
+    written(tmp_path, 1, "b", 0.0, [("collective #0", "1.-.0", 1, 2, None)])
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text() + ',\n{"name":"colle\n]\n')
+    assert len(trace.merge(tmp_path, tmp_path / "merged.json").traces) == 1
+    path.write_text(path.read_text() + "{}\n")
+    with pytest.raises(Misuse, match="is no trace of pccl"):
+        trace.merge(tmp_path, tmp_path / "merged.json")
+
+
+def test_a_merge_that_cannot_be_written_leaves_the_file_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, 1, "b", 0.0, [])
+    assert cli.main(["trace", "merge", str(tmp_path), "-o", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "pccl trace merge: /dev/full: No space left on device\n"
+    output = tmp_path / "merged.json"
+    output.write_text("as it was")
+
+    def full(written: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert cli.main(["trace", "merge", str(tmp_path)]) == 1
+    assert f"{output}: No space left" in capsys.readouterr().err
+    assert output.read_text() == "as it was"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_merge_refuses_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

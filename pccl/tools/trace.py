@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import secrets
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from pccl.tools import screen
 from pccl.tools.parsing import Misuse
@@ -22,6 +25,14 @@ _SHOWN = 10  # rows of each table
 _Event = dict[str, Any]
 
 
+class _Key(NamedTuple):
+    """A call of a group in a run, the same in all its members' traces."""
+
+    run: str  # ""; in traces of a pccl that did not write it
+    group: int
+    call: str
+
+
 @dataclass
 class Trace:
     """One peer's file. Times are microseconds, `wall - clock` is the wall clock's lead."""
@@ -31,9 +42,11 @@ class Trace:
     name: str
     boot: str
     lead: float
+    group: int = 0
 
     def events(self) -> Iterator[_Event]:
-        """Its events, without the last one if a killed peer wrote a part of it."""
+        """Its events, without the last one if a part of it was written: by a killed peer, or to a
+        full disk, where the closing bracket may follow it."""
         with self.path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 text = line.strip().rstrip(",")
@@ -42,7 +55,7 @@ class Trace:
                 try:
                     yield json.loads(text)
                 except ValueError:
-                    if next(file, None) is not None:
+                    if any(rest.strip() not in ("", "]") for rest in file):
                         raise Misuse(f"{self.path} is no trace of pccl; remove it") from None
 
 
@@ -57,9 +70,10 @@ class Merged:
     # By (late peer, waiting peer).
     waits: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     last: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # calls, by late peer
-    worst: list[tuple[float, str, str, str]] = field(
+    worst: list[tuple[float, _Key, str, str]] = field(
         default_factory=list
     )  # wait, call, late, first
+    groups: set[tuple[str, int]] = field(default_factory=set)  # runs and groups of all calls
 
 
 def _open(path: Path) -> Trace | None:
@@ -67,9 +81,8 @@ def _open(path: Path) -> Trace | None:
         if event.get("name") == "pccl" and event.get("ph") == "M":
             said = event["args"]
             lead = said["wall_us"] - said["clock_us"]
-            return Trace(
-                path, said["peer"], said.get("who") or said["peer"][:8], said["boot"], lead
-            )
+            name = said.get("who") or said["peer"][:8]
+            return Trace(path, said["peer"], name, said["boot"], lead, said.get("group", 0))
     return None  # killed before it wrote a line
 
 
@@ -156,14 +169,17 @@ def merge(folder: Path, output: Path) -> Merged:
     merged = Merged(traces)
     clocks = _Clocks(traces)
     boots = {trace.peer: trace.boot for trace in traces}
-    flows: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
-    calls: dict[str, list[tuple[Trace, float, float]]] = defaultdict(list)
+    flows: dict[tuple[_Key, str, str], dict[str, float]] = defaultdict(dict)
+    calls: dict[_Key, list[tuple[Trace, float, float]]] = defaultdict(list)
     for trace in traces:
+        number = ""
         for event in trace.events():
             arguments = event.get("args", {})
+            if event.get("ph") == "M" and event.get("name") == "pccl run":
+                number = arguments["run"]
             if event.get("ph") != "X" or "key" not in arguments:
                 continue
-            key, at = arguments["key"], event["ts"]
+            key, at = _Key(number, trace.group, arguments["key"]), event["ts"]
             if "peer" not in arguments:
                 calls[key].append((trace, at, event["dur"]))
                 continue
@@ -185,8 +201,9 @@ def merge(folder: Path, output: Path) -> Merged:
 
 
 def _blame(
-    merged: Merged, calls: Mapping[str, list[tuple[Trace, float, float]]], clocks: _Clocks
+    merged: Merged, calls: Mapping[_Key, list[tuple[Trace, float, float]]], clocks: _Clocks
 ) -> None:
+    merged.groups = {key[:2] for key in calls}
     for key, made in calls.items():
         if len(made) < 2:
             continue
@@ -214,7 +231,7 @@ def _write(merged: Merged, clocks: _Clocks, output: Path) -> None:
         default=0.0,
     )
     end = begin
-    with output.open("w", encoding="utf-8") as file:
+    with _replacing(output) as file:
         separator = "[\n"
         for trace in merged.traces:
             for event in trace.events():
@@ -227,11 +244,39 @@ def _write(merged: Merged, clocks: _Clocks, output: Path) -> None:
     merged.seconds = (end - begin) / 1e6
 
 
-def _called(key: str) -> str:
+@contextmanager
+def _replacing(output: Path) -> Iterator[IO[str]]:
+    """A new file that replaces `output` when it is whole.
+
+    Raises:
+        OSError: It cannot be written; names `output`, which is as before.
+    """
+    target = output.resolve()
+    is_device = target.exists() and not target.is_file()  # or a pipe: nothing to replace
+    name = f".{secrets.token_hex(8)}.unfinished"
+    written = target if is_device else target.with_name(name)
+    try:
+        with written.open("w", encoding="utf-8") as file:
+            yield file
+        if not is_device:
+            os.replace(written, target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(output)) from error
+    finally:
+        if not is_device:
+            written.unlink(missing_ok=True)
+
+
+def _called(key: _Key, groups: Collection[tuple[str, int]]) -> str:
     """ "3.-.17" is the 17th call without a tag since the admission of epoch 3."""
-    admission, tag, sequence = key.split(".")
-    tagged = "" if tag == "-" else f" of tag {tag}"
-    return f"collective #{sequence}{tagged} (since epoch {admission})"
+    admission, tag, sequence = key.call.split(".")
+    of = [] if tag == "-" else [f"tag {tag}"]
+    if len({group for _, group in groups}) > 1:
+        of.append(f"group {key.group}")
+    if len({run for run, _ in groups}) > 1:
+        of.append(f"run {key.run or 'unknown'}")
+    which = f" of {', '.join(of)}" if of else ""
+    return f"collective #{sequence}{which} (since epoch {admission})"
 
 
 def report(merged: Merged) -> str:
@@ -255,7 +300,7 @@ def report(merged: Merged) -> str:
         lines.append(f"{waiter:<20} {merged.waits[late, waiter] / 1e6:>8.3f}  {late}")
     lines += ["", "longest waits         seconds  in"]
     for spent, key, late, first in merged.worst:
-        lines.append(f"{first:<20} {spent / 1e6:>8.3f}  {_called(key)}, for {late}")
+        lines.append(f"{first:<20} {spent / 1e6:>8.3f}  {_called(key, merged.groups)}, for {late}")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import sys
 import time
 from typing import Any
@@ -30,6 +31,12 @@ def reduce(calls: int, count: int, quantize: str | None = None) -> None:
     say(event="reduced", before=before, after=shown(), info=dataclasses.asdict(info))
     pccl.barrier()
     pccl.shutdown()
+
+
+def reduce_with_little_space(bytes_: int) -> None:
+    """Reduces until its trace would have more than so many bytes, and the file system takes no more."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))  # Python ignores SIGXFSZ
+    reduce(100, 10)
 
 
 def meet() -> None:

@@ -102,7 +102,7 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   if (!options.settings.trace.empty()) {
     auto opened =
         TraceWriter::open(options.settings.trace, std::uint64_t{options.settings.trace_mb} << 20,
-                          options.join.id, options.join.name);
+                          options.join.id, options.join.group, options.join.name);
     if (!opened) return opened.error();
     trace = std::move(*opened);
   }

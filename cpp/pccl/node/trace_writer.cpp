@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -82,6 +83,14 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
+// As the status of a run has it.
+std::string hex_of(std::uint64_t run) {
+  std::array<char, 17> digits{};
+  (void)std::snprintf(digits.data(), digits.size(), "%016llx",
+                      static_cast<unsigned long long>(run));
+  return digits.data();
+}
+
 // Names the host whose steady clock the trace has. Where that is not known, the trace counts as
 // one of a host of its own.
 std::string clock_of(const PeerId& peer) {
@@ -93,6 +102,7 @@ std::string clock_of(const PeerId& peer) {
 
 Result<std::unique_ptr<TraceWriter>> TraceWriter::open(const std::string& folder,
                                                        std::uint64_t max_bytes, const PeerId& peer,
+                                                       std::uint32_t group,
                                                        const std::string& name) {
   const auto failed = [&](const std::string& what) {
     return Error{Code::invalid_argument,
@@ -102,12 +112,12 @@ Result<std::unique_ptr<TraceWriter>> TraceWriter::open(const std::string& folder
   const std::string path = folder + "/" + peer.hex() + ".json";
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) return failed(path);
-  std::unique_ptr<TraceWriter> made(new TraceWriter(file, max_bytes, peer, name));
+  std::unique_ptr<TraceWriter> made(new TraceWriter(file, max_bytes, peer, group, name));
   made->thread_ = io::start_thread([writer = made.get()] { writer->run(); });
   return made;
 }
 
-TraceWriter::TraceWriter(int file, std::uint64_t max_bytes, const PeerId& peer,
+TraceWriter::TraceWriter(int file, std::uint64_t max_bytes, const PeerId& peer, std::uint32_t group,
                          const std::string& name)
     : file_(file), max_bytes_(max_bytes), pid_(peer.brief()) {
   const auto wall = std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -115,8 +125,8 @@ TraceWriter::TraceWriter(int file, std::uint64_t max_bytes, const PeerId& peer,
   put_on(text_, "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":\"", pid_,
          "\",\"args\":{\"name\":\"", escaped(name),
          "\"}},\n{\"name\":\"pccl\",\"ph\":\"M\",\"pid\":\"", pid_, "\",\"args\":{\"peer\":\"",
-         peer.hex(), "\",\"who\":\"", escaped(name), "\",\"boot\":\"", clock_of(peer),
-         "\",\"wall_us\":", Microseconds{wall.count()},
+         peer.hex(), "\",\"group\":", std::uint64_t{group}, ",\"who\":\"", escaped(name),
+         "\",\"boot\":\"", clock_of(peer), "\",\"wall_us\":", Microseconds{wall.count()},
          ",\"clock_us\":", Microseconds{nanoseconds(clock_now())}, "}}");
   flush();
 }
@@ -177,12 +187,15 @@ void TraceWriter::flush() {
   while (!rest.empty()) {
     const ssize_t sent = ::write(file_, rest.data(), rest.size());
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) {
-      full_ = true;  // such as a full disk
-      break;
-    }
-    written_ += static_cast<std::uint64_t>(sent);
+    if (sent < 0) break;
     rest.remove_prefix(static_cast<std::size_t>(sent));
+  }
+  if (rest.empty()) {
+    written_ += text_.size();
+  } else {  // such as a full disk: the file ends with the last text that came in whole
+    full_ = true;
+    if (::ftruncate(file_, static_cast<off_t>(written_)) == 0)
+      (void)::lseek(file_, static_cast<off_t>(written_), SEEK_SET);
   }
   text_.clear();
 }
@@ -262,6 +275,11 @@ void TraceWriter::put(const peer::TracedFlow& flow) {
 
 void TraceWriter::put(const peer::TracedEpoch& epoch) {
   const wire::EpochRecord& record = *epoch.record;
+  if (epoch.run != run_) {
+    run_ = epoch.run;
+    put_on(text_, ",\n{\"name\":\"pccl run\",\"ph\":\"M\",\"pid\":\"", pid_,
+           "\",\"args\":{\"run\":\"", hex_of(run_), "\"}}");
+  }
   for (const wire::Member& member : record.members)
     names_[member.id] = wire::shown_name(record.members, member.id);
   moment(epoch.at, "epoch " + std::to_string(record.epoch),

@@ -18,14 +18,16 @@
 
 namespace pccl::node {
 
-// Times are microseconds of this host's monotonic clock. A file begins with an event "pccl" that
-// has the peer's id, the host's boot, and both clocks, for `pccl trace merge`. *any thread*
+// Times are microseconds of this host's monotonic clock. For `pccl trace merge` a file begins with
+// an event "pccl" that has the peer's id and group, the host's boot, and both clocks, and an event
+// "pccl run" with the run's id comes before its first epoch. *any thread*
 class TraceWriter {
  public:
   // Makes the folder and the file `<peer>.json`, and starts a thread that writes.
   [[nodiscard]] static Result<std::unique_ptr<TraceWriter>> open(const std::string& folder,
                                                                  std::uint64_t max_bytes,
                                                                  const PeerId& peer,
+                                                                 std::uint32_t group,
                                                                  const std::string& name);
   ~TraceWriter();  // writes what is left
   TraceWriter(const TraceWriter&) = delete;
@@ -36,7 +38,8 @@ class TraceWriter {
   void add(std::vector<peer::TraceEvent> events);
 
  private:
-  TraceWriter(int file, std::uint64_t max_bytes, const PeerId& peer, const std::string& name);
+  TraceWriter(int file, std::uint64_t max_bytes, const PeerId& peer, std::uint32_t group,
+              const std::string& name);
   void run();
   void write(const std::vector<peer::TraceEvent>& events, std::uint64_t dropped);
 
@@ -56,11 +59,12 @@ class TraceWriter {
   const std::uint64_t max_bytes_;
   const std::string pid_;      // of this peer's events
   std::string text_;           // to be written
-  std::uint64_t written_ = 0;  // bytes
+  std::uint64_t written_ = 0;  // bytes, of whole events
   bool full_ = false;
   std::vector<Instant> call_lanes_;  // when the last call of each ended
   std::map<std::pair<PeerId, bool>, int> link_lanes_;
   std::map<PeerId, std::string> names_;  // of all members so far
+  std::uint64_t run_ = 0;                // 0: not told yet
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;

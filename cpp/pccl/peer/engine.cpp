@@ -235,7 +235,7 @@ void Engine::on_epoch(const Record& record) {
   master_link_.on_member();
   census_ = record->census;
   news_.note(*record);
-  if (tracer_.on()) tracer_.epoch(record, now());
+  if (tracer_.on()) tracer_.epoch(record, session_.run(), now());
   if (!calls().calls().empty()) tell_news();
   if (record->cause == wire::Cause::admission) {
     begin_admission(record);

@@ -32,8 +32,9 @@ void Tracer::ended(const Call& call, Code code) {
       TracedCall{*key, call.timing.marks(), code, call.bytes, call.attempts, in_memory});
 }
 
-void Tracer::epoch(const std::shared_ptr<const wire::EpochRecord>& record, Instant now) {
-  events_.emplace_back(TracedEpoch{now, record});
+void Tracer::epoch(const std::shared_ptr<const wire::EpochRecord>& record, std::uint64_t run,
+                   Instant now) {
+  events_.emplace_back(TracedEpoch{now, run, record});
   // A number restarts at 0, and calls that were not made have ended.
   if (record->cause == wire::Cause::admission) flows_.clear();
 }

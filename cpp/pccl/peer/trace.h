@@ -38,9 +38,10 @@ struct TracedFlow {
   Instant last{};
   std::uint64_t bytes = 0;
 };
-// An epoch begins. It names the peers of the flows that follow.
+// An epoch of a run begins. It names the peers of the flows that follow.
 struct TracedEpoch {
   Instant at{};
+  std::uint64_t run = 0;
   std::shared_ptr<const wire::EpochRecord> record;
 };
 using TraceEvent = std::variant<TracedCall, TracedFlow, TracedEpoch>;
@@ -55,7 +56,8 @@ class Tracer {
   void moved(const wire::OpKey& key, const PeerId& peer, bool sent, std::uint64_t bytes,
              Instant now);
   void ended(const Call& call, Code code);
-  void epoch(const std::shared_ptr<const wire::EpochRecord>& record, Instant now);
+  void epoch(const std::shared_ptr<const wire::EpochRecord>& record, std::uint64_t run,
+             Instant now);
   [[nodiscard]] bool has_events() const { return !events_.empty(); }
   [[nodiscard]] std::vector<TraceEvent> take() { return std::exchange(events_, {}); }
 
