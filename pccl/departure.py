@@ -74,8 +74,8 @@ class OnSigterm:
     A peer may be evicted between the signal and its next admission point. If its program joins
     again, the signal is for the new communicator, which has PCCL_DRAIN_SECONDS, too.
 
-    Neither the handler nor the thread keeps the communicator: it may be gone before its time is over,
-    and what is left when the process ends would count as leaked.
+    Neither the handler nor the thread keeps the communicator: it may be gone before its time is
+    over, and an engine that is left when the process ends would count as leaked.
 
     Attributes:
         status: Exit status of the program after it has left.

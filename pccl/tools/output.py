@@ -23,7 +23,7 @@ class _Block(NamedTuple):
 
 
 class Outputs:
-    """Files that are written in the order given, without an event loop that waits for their readers.
+    """Files that are written in the order given, while no event loop waits for their readers.
 
     A thread for each file, and one for two descriptors of the same: lines stay whole. Lives in one
     event loop. A file that fails is replaced by nothing, and `failed` is called in the loop.
@@ -37,18 +37,21 @@ class Outputs:
         self._of: dict[int, queue.SimpleQueue[_Block | None]] = {}
 
     def write(self, to: int, data: bytes) -> asyncio.Future[None]:
-        """Has the bytes written. What it returns is done when they are, and need not be waited for.
+        """Has the bytes written, soon.
 
         Args:
             to: The descriptor.
             data: Whole lines.
+
+        Returns:
+            A future that is done when they are written, or lost. Nobody needs to wait for it.
         """
         written = self._loop.create_future()
         self._queue(to).put(_Block(to, data, written))
         return written
 
     def written(self) -> list[asyncio.Future[None]]:
-        """What is done when everything so far is written."""
+        """Futures that are done when everything so far is written, or lost."""
         return [self.write(to, b"") for to in self._of]
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def reduce(calls: int, count: int, quantize: str | None = None) -> None:
 
 
 def reduce_with_little_space(bytes_: int) -> None:
-    """Reduces until its trace would have more than so many bytes, and the file system takes no more."""
+    """Reduces until its trace would have more than so many bytes, and after that."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))  # Python ignores SIGXFSZ
     reduce(100, 10)
 
