@@ -111,6 +111,13 @@ def test_a_rank_that_fails_ends_those_on_other_hosts(ssh: str) -> None:
     assert "host bob ended with exit status 3; stopping the others" in err
 
 
+@pytest.mark.parametrize("hosts", ["alice:2", "alice,bob"])
+def test_an_elastic_run_that_lost_a_rank_before_its_start_ends(ssh: str, hosts: str) -> None:
+    status, _, err = run(ssh, hosts, partial(launch.fail_or_join, failing=0), "--elastic")
+    assert status == 7
+    assert "the run cannot start: it waits for 2 peers, and 1 of them are left" in err
+
+
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_host_that_is_not_reached_counts_as_one_that_failed(ssh: str, elastic: bool) -> None:
     options = ["--elastic"] if elastic else []
