@@ -168,7 +168,7 @@ def test_an_elastic_run_that_lost_a_rank_before_its_start_ends(run):
     status, _, err = run(partial(launch.fail_or_join, failing=0), "--elastic")
     assert status == 7
     assert (
-        "pccl run: the run cannot start: it waits for 2 peers, and 1 of them are left; "
+        "pccl run: the run cannot start: it waits for 2 peers, and no more than 1 can come; "
         "stopping the others" in err.splitlines()
     )
 

@@ -115,7 +115,7 @@ def test_a_rank_that_fails_ends_those_on_other_hosts(ssh: str) -> None:
 def test_an_elastic_run_that_lost_a_rank_before_its_start_ends(ssh: str, hosts: str) -> None:
     status, _, err = run(ssh, hosts, partial(launch.fail_or_join, failing=0), "--elastic")
     assert status == 7
-    assert "the run cannot start: it waits for 2 peers, and 1 of them are left" in err
+    assert "the run cannot start: it waits for 2 peers, and no more than 1 can come" in err
 
 
 @pytest.mark.parametrize("elastic", [False, True])

@@ -219,14 +219,16 @@ class Launch:
         self._outputs = Outputs(self._on_lost_output)
         with ExitStack() as undo:
             undo.callback(self._outputs.close)
-            self._former_limits = undo.enter_context(descriptors.enough_for(self._plan.ranks))
+            ranks = range(self._plan.first, self._plan.first + self._plan.ranks)
+            connected = sum(map(self._peers, ranks))
+            self._former_limits = undo.enter_context(descriptors.enough_for(connected))
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) != signal.SIG_IGN:
                     loop.add_signal_handler(number, self._signals.put_nowait, number)
                     undo.callback(loop.remove_signal_handler, number)
             undo.callback(self._kill_all)
             try:
-                for rank in range(self._plan.first, self._plan.first + self._plan.ranks):
+                for rank in ranks:
                     await self._start(rank, {})
             except OSError as error:
                 self._say(self._cannot_run(error))
@@ -335,11 +337,12 @@ class Launch:
             if any(group.members for group in status.groups):
                 return ""
             for group in status.groups:
-                # Newcomers may come from elsewhere, too.
-                if max(self._left, len(group.newcomers)) < group.min_peers:
+                # Some may come from elsewhere: more than we know, if it waits for more than ours.
+                most = max(self._left, len(group.newcomers))
+                if most < group.min_peers <= self._plan.peers:
                     return (
-                        f"the run cannot start: it waits for {group.min_peers} peers, and "
-                        f"{self._left} of them are left"
+                        f"the run cannot start: it waits for {group.min_peers} peers, and no more "
+                        f"than {most} can come"
                     )
             await asyncio.sleep(_START_SECONDS)
 
