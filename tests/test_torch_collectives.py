@@ -88,6 +88,13 @@ def test_what_gloo_lacks(job: Job) -> None:
         ], uneven
         pairs = [[float(3 * n + 300), -float(3 * n + 300)] for n in (2 * rank, 2 * rank + 1)]
         assert answers["reduce_scatter_of_complex"] == [["torch.float32", pairs]] * 2
+        assert answers["bools_beside_numbers"] == [
+            ["torch.float32", [300.0, 303.0]],
+            ["torch.bool", [True] * size],
+            ["torch.int32", [300]],
+            ["torch.bool", [True]],
+            ["torch.float32", [3.0 * rank + 300]],
+        ]
         for sender, (_, part) in enumerate(answers["all_to_all_lists_uneven"]):
             sent, _ = torch_messages.uneven_splits(sender, size)
             first = 100 * sender + sum(sent[:rank])

@@ -193,13 +193,12 @@ def calls_that_are_not_supported(group: ProcessGroup) -> dict[str, list[Any]]:
             lambda: group.allreduce(sparse, dist.ReduceOp.MAX),
             lambda: group.allreduce(torch.zeros(2, dtype=torch.float8_e5m2fnuz)),
         ],
-        "allreduce_coalesced": [lambda: group.allreduce_coalesced([dense, dense > 0])],
         "broadcast": [lambda: group.broadcast(sparse, 0)],
         "allgather": [
             lambda: group.allgather([[dense]], [sparse]),
             lambda: group.allgather([[sparse]], [dense]).wait(),
         ],
-        "send": [lambda: group.send([sparse], 1)],
+        "recv": [lambda: group.recv_anysource([sparse])],
         "split_group": [group.split_group],
     }
 
@@ -212,6 +211,22 @@ def test_what_is_not_supported_is_an_error_of_torchs_with_the_functions_name(
             with pytest.raises(errors.NotSupported, match=f"^{func} failed: ") as found:
                 call()
             assert isinstance(found.value, dist.DistBackendError)
+
+
+@pytest.mark.parametrize("rank", [-1, 1])
+def test_a_rank_that_is_not_in_the_group_is_refused(alone: ProcessGroup, rank: int) -> None:
+    one = torch.ones(2)
+    calls: dict[str, Any] = {
+        "broadcast": lambda: alone.broadcast(one, rank),
+        "reduce": lambda: alone.reduce(one, rank),
+        "gather": lambda: alone.gather([torch.ones(2)], one, rank),
+        "scatter": lambda: alone.scatter(one, [torch.ones(2)], rank),
+        "send": lambda: alone.send([one], rank),
+        "recv": lambda: alone.recv([one], rank),
+    }
+    for func, call in calls.items():
+        with pytest.raises(errors.InvalidArgument, match=f"^{func} failed: invalid rank {rank} "):
+            call()
 
 
 def test_calls_of_a_destroyed_group_are_errors_of_torchs(alone: ProcessGroup) -> None:

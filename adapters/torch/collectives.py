@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
+from pccl import _settings
 from pccl.adapters.torch import composed
 from pccl.adapters.torch.errors import as_torch_error, not_supported, refused
 from pccl.adapters.torch.group import Group
@@ -30,14 +31,9 @@ from pccl.errors import PCCLError
 from pccl.types import DataType, ReduceOp
 
 Tensors = Sequence[torch.Tensor]
-
-
-def _operation(
-    options: Any, tensors: Tensors, func: str
-) -> tuple[ReduceOp | Bitwise, list[DataType]]:
-    """The engine's operation for all tensors, and the dtype of each."""
-    found = [operation_of(options.reduceOp, tensor.dtype, func) for tensor in tensors]
-    return found[0][0], [dtype for _, dtype in found]
+Arrays = Sequence[tuple[Bytes, Bytes, DataType]]  # (send, recv, dtype) each
+# Runs one operation: (arrays, op, its name in errors, seconds).
+Reduction = Callable[[Arrays, ReduceOp | Bitwise, str, float | None], None]
 
 
 def _what(func: str, tensors: Tensors, op: str = "") -> str:
@@ -45,19 +41,55 @@ def _what(func: str, tensors: Tensors, op: str = "") -> str:
     return f"{func} of {counts_of(tensors)}" + (f", {op}" if op else "")
 
 
+class _Reductions:
+    """The engine's operations for one call, in the same order on all members.
+
+    Tensors of one call may need several: the sum of bools is another operation than that of floats.
+    """
+
+    def __init__(
+        self,
+        func: str,
+        tensors: Tensors,
+        pairs: Sequence[tuple[Bytes, Bytes]],
+        options: Any,
+        describe: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """`pairs`: (send, recv) of each tensor. `describe`: names the tensors of these places."""
+        places: dict[ReduceOp | Bitwise, list[int]] = {}
+        dtypes = []
+        for place, tensor in enumerate(tensors):
+            op, dtype = operation_of(options.reduceOp, tensor.dtype, func)
+            dtypes.append(dtype)
+            places.setdefault(op, []).append(place)
+        self._calls = []
+        for op, own in places.items():
+            arrays = [(*pairs[place], dtypes[place]) for place in own]
+            named = describe(own) if describe else counts_of([tensors[place] for place in own])
+            self._calls.append((arrays, op, f"{func} of {named}, {op.name}"))
+
+    def run(self, reduction: Reduction, timeout: float) -> None:
+        deadline = _settings.Deadline(timeout)
+        for arrays, op, what in self._calls:
+            reduction(arrays, op, what, deadline.left())
+
+
 class Collectives(Group):
     """Collectives on the group's `Exchange`, and all-to-all on its `Messages`."""
+
+    def _is_root(self, options: Any, func: str) -> bool:
+        self._check_rank(options.rootRank, func)
+        return self._rank == int(options.rootRank)
 
     # Reductions.
 
     def _reduce_all(self, func: str, tensors: Tensors, options: Any) -> Work:
-        op, dtypes = _operation(options, tensors, func)
         arrays = [array_of(tensor, func) for tensor in tensors]
-        in_place = [(a.data, a.data, dtype) for a, dtype in zip(arrays, dtypes, strict=True)]
-        what = _what(func, tensors, op.name)
+        in_place = [(array.data, array.data) for array in arrays]
+        reductions = _Reductions(func, tensors, in_place, options)
 
         def exchange(timeout: float) -> None:
-            self._exchange.all_reduce(in_place, op, what, timeout)
+            reductions.run(self._exchange.all_reduce, timeout)
 
         return self._run(func, options, tensors, exchange, arrays)
 
@@ -87,21 +119,19 @@ class Collectives(Group):
         return self._run("allreduce", options, tensors, exchange)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
-        if len({tensor.dtype == torch.bool for tensor in tensors}) > 1:
-            raise not_supported("allreduce_coalesced", "bool and other dtypes in one call")
         options = opts or _c10d.AllreduceCoalescedOptions()
         return self._reduce_all("allreduce_coalesced", tensors, options)
 
     @short_form(_c10d.ReduceOptions, 1, "root", "op", "timeout")
     def reduce(self, tensors: Any, opts: Any) -> Work:
-        op, (dtype,) = _operation(opts, tensors, "reduce")
+        is_root = self._is_root(opts, "reduce")
         array = array_of(tensors[0], "reduce")
-        is_root = self._rank == opts.rootRank
         target = array.data if is_root else np.empty_like(array.data)
-        what = _what(f"reduce to {opts.rootRank}", tensors, op.name)
+        func = f"reduce to {opts.rootRank}"
+        reductions = _Reductions(func, tensors, [(array.data, target)], opts)
 
         def exchange(timeout: float) -> None:
-            self._exchange.all_reduce([(array.data, target, dtype)], op, what, timeout)
+            reductions.run(self._exchange.all_reduce, timeout)
 
         return self._run("reduce", opts, tensors, exchange, [array] if is_root else [])
 
@@ -117,18 +147,17 @@ class Collectives(Group):
         for output, given in zip(outputs, dtypes_in, strict=True):
             if output.dtype != given:
                 raise refused(func, f"{given} cannot be reduced into {names_of([output])}")
-        op, dtypes = _operation(options, outputs, func)
         arrays = [array_of(output, func, read=False) for output in outputs]
         for output, array, send in zip(outputs, arrays, sends, strict=True):
             if send.size != array.data.size * self._size:
                 elements = send.size // output.element_size()
                 sentence = f"{elements} elements are not {self._size} times {names_of([output])}"
                 raise refused(func, sentence)
-        triples = list(zip(sends, [array.data for array in arrays], dtypes, strict=True))
-        what = _what(func, outputs, op.name)
+        pairs = list(zip(sends, [array.data for array in arrays], strict=True))
+        reductions = _Reductions(func, outputs, pairs, options)
 
         def exchange(timeout: float) -> None:
-            self._exchange.reduce_scatter(triples, op, what, timeout)
+            reductions.run(self._exchange.reduce_scatter, timeout)
 
         return self._run(func, options, outputs, exchange, arrays)
 
@@ -162,13 +191,16 @@ class Collectives(Group):
             if parts[self._rank].numel() != output.numel():
                 sentence = f"{names_of([output])} cannot take {names_of([parts[self._rank]])}"
                 raise refused(func, sentence)
-        op, dtypes = _operation(options, outputs, func)
         whole = [np.empty_like(send) for send in sends]
-        what = "; ".join(f"{func} of " + ",".join(str(p.numel()) for p in ps) for ps in lists)
+
+        def describe(places: Sequence[int]) -> str:
+            return "; ".join(",".join(str(part.numel()) for part in lists[i]) for i in places)
+
+        pairs = list(zip(sends, whole, strict=True))
+        reductions = _Reductions(func, outputs, pairs, options, describe)
 
         def exchange(timeout: float) -> None:
-            triples = list(zip(sends, whole, dtypes, strict=True))
-            self._exchange.all_reduce(triples, op, f"{what}, {op.name}", timeout)
+            reductions.run(self._exchange.all_reduce, timeout)
 
         def finish() -> None:
             for output, parts, data in zip(outputs, lists, whole, strict=True):
@@ -208,7 +240,7 @@ class Collectives(Group):
 
     @short_form(_c10d.BroadcastOptions, 1, "root", "timeout")
     def broadcast(self, tensors: Any, opts: Any) -> Work:
-        is_root = self._rank == opts.rootRank
+        is_root = self._is_root(opts, "broadcast")
         arrays = [array_of(tensor, "broadcast", read=is_root) for tensor in tensors]
         what = _what("broadcast", tensors)
 
@@ -285,14 +317,16 @@ class Collectives(Group):
 
     @short_form(_c10d.GatherOptions, 2, "root", "timeout")
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
-        lists = output_tensors if self._rank == opts.rootRank else [[] for _ in input_tensors]
+        is_root = self._is_root(opts, "gather")
+        lists = output_tensors if is_root else [[] for _ in input_tensors]
         return self._gather_lists(f"gather to {opts.rootRank}", lists, input_tensors, opts)
 
     @short_form(_c10d.ScatterOptions, 2, "root", "timeout")
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
+        is_root = self._is_root(opts, "scatter")
         (output,) = output_tensors
         whole = np.zeros(self._size * output.numel() * output.element_size(), np.uint8)
-        if self._rank == opts.rootRank:
+        if is_root:
             (parts,) = input_tensors
             if any(p.dtype != output.dtype or p.numel() != output.numel() for p in parts):
                 raise refused("scatter", f"{names_of(parts)} do not fit {names_of([output])}")

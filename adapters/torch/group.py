@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d as _c10d
 
 from _pccl_torch import other_accelerators
 from pccl.adapters.torch.devices import after_caller
-from pccl.adapters.torch.errors import as_torch_error, fresh
+from pccl.adapters.torch.errors import as_torch_error, fresh, refused
 from pccl.adapters.torch.exchange import Alone, Exchange, Gone
 from pccl.adapters.torch.messages import Messages
 from pccl.adapters.torch.rendezvous import Member
@@ -199,6 +199,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
     def _check_open(self, func: str) -> None:
         if self._closed:
             raise as_torch_error(InvalidUsage.because(func, DESTROYED))
+
+    def _check_rank(self, rank: int, func: str) -> None:
+        if not 0 <= rank < self._size:
+            raise refused(func, f"invalid rank {rank} in a group of {self._size}")
 
     def _judge(self, error: PCCLError) -> PCCLError:
         """The error for the caller. One that ends the group is kept for all later calls."""

@@ -69,6 +69,8 @@ class ProcessGroup(Collectives):
 
     def _message(self, func: str, tensors: Any, other: int | None, tag: int) -> Work:
         self._check_open(func)
+        if other is not None:
+            self._check_rank(other, func)
         if other == self._rank:
             raise refused(func, f"rank {other} is this rank")
         (tensor,) = tensors

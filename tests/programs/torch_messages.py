@@ -443,7 +443,24 @@ def reduce_scatter_uneven(rank: int, size: int) -> Any:
     return [plain(output), plain(bits)]
 
 
-GLOO_LACKS = {all_to_all_lists_uneven, reduce_scatter_of_complex, reduce_scatter_uneven}
+@program
+def bools_beside_numbers(rank: int, size: int) -> Any:
+    """Calls that need several operations of the engine."""
+    group: Any = dist.group.WORLD
+    totals = [numbers(rank, 2), torch.arange(size) == rank, numbers(rank, 1, torch.int32)]
+    group.allreduce_coalesced(totals).wait()
+    parts = [torch.zeros(1, dtype=torch.bool), torch.zeros(1)]
+    inputs = [torch.arange(size) == rank, numbers(rank, size)]
+    group.reduce_scatter_single_coalesced(parts, inputs).wait()
+    return [plain(tensor) for tensor in (*totals, *parts)]
+
+
+GLOO_LACKS = {
+    all_to_all_lists_uneven,
+    reduce_scatter_of_complex,
+    reduce_scatter_uneven,
+    bools_beside_numbers,
+}
 
 
 # Programs that end with an error.
