@@ -11,6 +11,7 @@ import time
 import weakref
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from made_once import made_once
 from torch_jobs import Job, torch_job
 from workers import Worker
 
+from pccl.communicator import Communicator
 from pccl.errors import InvalidUsage, Timeout
 
 pytest.importorskip("torch")
@@ -27,8 +29,9 @@ from programs import torch_messages
 
 from pccl.adapters.torch import work
 from pccl.adapters.torch.composed import AllToAll, Parts
-from pccl.adapters.torch.mailbox import Letter
+from pccl.adapters.torch.mailbox import USER, Letter
 from pccl.adapters.torch.messages import Messages
+from pccl.adapters.torch.rendezvous import Member
 from pccl.adapters.torch.work import Queue
 
 COMMON = [
@@ -233,6 +236,74 @@ def test_messages_wait_for_each_other_until_the_timeout(job: Job) -> None:
         assert re.match("Timeout: Timed out: .*no message .*from any rank", from_any)
         assert worker.ends() == 0, worker.stderr()
         assert worker.stderr() == ""
+
+
+def test_a_first_message_without_the_store_is_an_error_at_once() -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with torch_job(store.port) as job:
+        workers = job.start(2, torch_messages.first_message_without_a_store)
+        for worker in workers:
+            worker.expect("ready", 60)
+        del store
+        for worker in workers:
+            worker.tell("go")
+        for worker in workers:
+            (error,) = worker.expect("done", 30)["failures"]  # the group's timeout is 60 s
+            assert re.match("Unreachable: (send|recv) failed: the c10d store failed", error), error
+        end(workers)
+
+
+def test_a_message_ends_in_time_while_its_channel_waits_for_the_store() -> None:
+    answers = threading.Event()
+
+    def make(*_: Any) -> Member:
+        assert answers.wait(60.0)
+        raise InvalidUsage.because("make", "no store")
+
+    messages = Messages(0, 2, "test", make, lambda *_: None)
+    errors: SimpleQueue[Exception | None] = SimpleQueue()
+    data = np.zeros(1, np.uint8)
+    try:
+        messages.send(Letter(data, USER, 0, errors.put, 0.1, 1))
+        messages.receive(Letter(data, USER, 0, errors.put, 0.1, 1))
+        for _ in range(2):
+            assert isinstance(errors.get(timeout=30.0), Timeout)
+    finally:
+        answers.set()
+        messages.close()
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+def test_ranks_meet_after_one_gave_up_on_the_way(
+    admitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 gives up while rank 1 waits to get into their group, or when both were let in."""
+    monkeypatch.setenv("PCCL_BIND", "127.0.0.1")
+    store = torch.distributed.HashStore()
+    first, again, other = (Member(store, "pair", [0, 1], rank, 60.0, "w") for rank in (0, 0, 1))
+    join = Communicator._join
+    waits = threading.Event()
+
+    def joining(self: Communicator, func: str, **options: Any) -> None:
+        if self is other._comm:
+            waits.set()
+        if self is first._comm:
+            assert waits.wait(60.0)
+            if admitted:
+                join(self, func, **options)
+            raise Timeout.because(func, "too late")
+        join(self, func, **options)
+
+    monkeypatch.setattr(Communicator, "_join", joining)
+    thread = threading.Thread(target=other.join, daemon=True)
+    thread.start()
+    with pytest.raises(Timeout, match="too late"):
+        first.join()
+    again.join()
+    thread.join(60.0)
+    assert sorted(again.order) == [0, 1] and other.order == again.order
+    for member in (other, again):
+        member.close()
 
 
 class Alone:

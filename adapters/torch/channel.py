@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pccl.adapters.torch.mailbox import Letter, Mailbox, error_of, too_large, too_late
+from pccl.adapters.torch.mailbox import Letter, Mailbox, error_of, is_late, too_large, too_late
 from pccl.adapters.torch.rendezvous import Member
 from pccl.adapters.torch.tensor_bytes import Bytes
 from pccl.adapters.torch.work import await_end, start_thread
@@ -121,6 +121,13 @@ class Channel:
                 self._queue.remove(letter)
         return found
 
+    def expire(self) -> None:
+        """Ends the sends that have not begun and whose deadline has passed."""
+        with self._lock:
+            queued = list(self._queue)
+        for letter in self.cancel([letter for letter in queued if is_late(letter)]):
+            letter.done(too_late("send", letter))
+
     def waiting(self) -> str | None:
         """The function that waits for the other rank, "send" or "recv"; None if neither does."""
         with self._lock:
@@ -170,7 +177,11 @@ class Channel:
                 if self._joined:
                     assert self._member is not None
                     return self._member
-                member = self._member = self._make(timeout)
+            member = self._make(timeout)
+            with self._lock:
+                if (lost := self._why_lost()) is not None:
+                    raise lost
+                self._member = member
             try:
                 member.join()
             except BaseException:
@@ -236,6 +247,19 @@ class Channel:
                     self._queued.wait()
                 if self.lost is not None:
                     return
+                left = self._queue[0].deadline.left() or 0.0
+            try:
+                # The message stays in the queue: this may take longer than its timeout.
+                self._found(left)
+            except (Timeout, Deadlock):
+                self.expire()
+                continue
+            except Exception as error:
+                self.lose(_without_frames(self._judge("send", error)))
+                return
+            with self._lock:
+                if not self._queue:
+                    continue
                 letter = self._sending = self._queue.popleft()
             outcome = self._try_to_send(letter)
             with self._lock:
@@ -266,7 +290,6 @@ class Channel:
             if left == 0:
                 raise too_late("send", letter)
             try:
-                self._found(left)
                 self._move(frame, True, min(_STEP, left))
                 break
             except (Timeout, Deadlock):

@@ -22,9 +22,22 @@ from pccl.adapters.torch.work import DESTROYED, Queue, Work, profile
 from pccl.errors import InvalidUsage, PCCLError
 
 
+def _clone(store: Any) -> Any:
+    """The store for messages, with a connection of its own: who waits for a key blocks a connection
+    for others.
+
+    It is made with the group: a new connection to a store that is gone is tried for long.
+    """
+    try:
+        return store.clone()
+    except RuntimeError:  # a store in Python
+        return store
+
+
 class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
     """One process's part of a c10d group."""
 
+    is_pccl = True
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
@@ -48,6 +61,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
         self._exchange: Exchange = Alone()
         self._messages = Messages(rank, size, f"pccl {self._name}", self._make_pair, self._departed)
         if size > 1:
+            self._own_store = _clone(self._store)
             timeout = self._timeout.total_seconds()
             self._member = Member(self._store, self._name, self._members, rank, timeout, self._word)
             self._member.join()
@@ -56,8 +70,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
     def _make_pair(self, other: int, timeout: float) -> Member:
         """This process in the pccl group of two with another rank."""
         lower, higher = sorted((self._rank, other))
-        # The store has a connection of its own: waiting for a key blocks a connection for others.
-        store = dist.PrefixStore(f"{lower}-{higher}/", self._store.clone())
+        store = dist.PrefixStore(f"{lower}-{higher}/", self._own_store)
         members = [self._members[lower], self._members[higher]]
         name, own = f"{self._name} {lower}-{higher}", int(self._rank != lower)
         return Member(store, name, members, own, timeout, self._word)

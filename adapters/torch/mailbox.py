@@ -67,6 +67,10 @@ def too_late(func: str, letter: Letter) -> Timeout:
     return Timeout.because(func, f"{sentence} within {letter.timeout:g} s")
 
 
+def is_late(letter: Letter) -> bool:
+    return letter.deadline.left() == 0
+
+
 def error_of(func: str, error: PCCLError) -> PCCLError:
     """A copy of the error that names `func`. Each caller gets its own, with its own traceback."""
     made = copy.copy(error)
@@ -146,7 +150,7 @@ class Mailbox:
     def expire(self) -> None:
         """Ends the receives whose deadline has passed."""
         with self.changed:
-            late = [letter for letter in self._letters if letter.deadline.left() == 0]
+            late = [letter for letter in self._letters if is_late(letter)]
             self.cancel(late)
         for letter in late:
             letter.done(too_late("recv", letter))

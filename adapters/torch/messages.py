@@ -168,9 +168,10 @@ class Messages:
             self.mailbox.changed.notify_all()
 
     def _watch(self) -> None:
-        """Ends channels to ranks that have left the group.
+        """Ends channels to ranks that have left the group, and messages that are late.
 
-        A channel's master reports a loss too, but it may have been in the lost process.
+        A channel's master reports a loss too, but it may have been in the lost process. A channel's
+        threads may wait for the c10d store.
         """
         seen: dict[int, _settings.Deadline] = {}
         while not self._closed.is_set():
@@ -180,9 +181,11 @@ class Messages:
                 pass
 
     def _look(self, seen: dict[int, _settings.Deadline]) -> bool:
-        """Ends channels to ranks that are gone; returns whether something waits."""
+        """Ends what is late, and channels to ranks that are gone; returns whether something waits."""
+        self.mailbox.expire()
         waits = False
         for channel in self._all():
+            channel.expire()
             func = channel.waiting()
             if func is None:
                 continue

@@ -30,6 +30,11 @@ from pccl.errors import (
 )
 
 _MASTER_GONE = "rank 0, which ran the group's master, is gone"
+# Seconds at least for the ranks' last step into a group, which all of them must take.
+_CONFIRM = 5.0
+# Seconds after which a rank that waits to get into a group looks whether it is still the one, at
+# first. Later it is longer each time: a rank that looks is out of the group for a moment.
+_LOOK = 1.0
 # Seconds that a member which runs the master waits for the others to leave a group.
 _FAREWELL = 10.0
 # It does not wait for groups that close so many seconds after it waited in vain: a job may have
@@ -91,12 +96,18 @@ def _own_host(first_of_job: bool) -> str:
     return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
 
 
+class _Dead(Exception):
+    """A group that cannot become whole any more."""
+
+
 class Member:
     """This process as one of the fixed members of a pccl group. *any thread*
 
     Members meet through keys of the c10d store. "group" has the pccl group's number, and the
     master's address if a member runs it. The other keys begin with that number, so those of an
-    earlier start of the job differ: torchrun may restart the ranks with the same store.
+    earlier start of the job differ: torchrun may restart the ranks with the same store. A rank that
+    gave up before all were there leaves a dead group. Then rank 0 makes a new number, and the others
+    follow it there.
 
     | key | value |
     |---|---|
@@ -132,7 +143,7 @@ class Member:
         self._first_of_job = members[0] == 0
         self._word = word
         self.master_inside = False  # whether a member runs the master
-        self._serves = False
+        self._serves = ""  # address of the master that this process runs for the group
         self._comm: Communicator | None = None
         self._peers: list[str] = []  # ids, by rank
         self.order: list[int] = []  # pccl's ranks, by rank; empty until `join` is over
@@ -151,24 +162,70 @@ class Member:
             return
         deadline = _settings.Deadline(self._timeout)
         try:
-            address = self._meet(deadline)
-            with self._lock:
-                self._check_not_left()
-                self._comm = Communicator._of_own_group(self._number, address)
-            self._comm._join(
-                JOINING, min_peers=self.size, attempts=30, timeout=deadline.left(), enter=False
-            )
-            engine = self._comm._joined(JOINING)
-            self._store.set(self._key("peer", self._rank), engine.peer_id())
-            self._peers = [self._read("peer", other, deadline) for other in range(self.size)]
-            present = engine.membership()[3]
-            if set(present) != set(self._peers):
-                sentence = f"peers that are not of this job are in pccl group {self._number}"
-                raise InvalidUsage.because(JOINING, sentence)
-            self.order = [present.index(peer) for peer in self._peers]
-        except BaseException:
+            while not self.order:
+                try:
+                    self._enter(self._meet(deadline), deadline)
+                    self.order = self._confirm(deadline)
+                except _Dead:
+                    self._await_another(deadline)
+        except BaseException as error:
             self.close()
+            if isinstance(error, RuntimeError) and not isinstance(error, PCCLError):
+                sentence = f"the c10d store failed: {str(error).partition(chr(10))[0]}"
+                raise Unreachable.because(JOINING, sentence) from error
             raise
+
+    def _enter(self, address: str, deadline: _settings.Deadline) -> None:
+        """Joins the pccl group; returns when it has started."""
+        with self._lock:
+            self._check_not_left()
+            self._comm = Communicator._of_own_group(self._number, address)
+        seconds = _LOOK
+        while True:
+            left = deadline.left()
+            assert left is not None
+            # Only rank 0 makes numbers.
+            step = left if self._rank == 0 else min(seconds, left)
+            seconds *= 2
+            try:
+                self.comm._join(
+                    JOINING, min_peers=self.size, attempts=30, timeout=step, enter=False
+                )
+                return
+            except PCCLError as error:
+                self._check_not_left()
+                if self._is_dead():
+                    raise _Dead from None
+                if not isinstance(error, Timeout) or step == left:
+                    raise
+
+    def _confirm(self, deadline: _settings.Deadline) -> list[int]:
+        """Returns pccl's ranks, by rank, when all ranks know that all are in."""
+        engine = self.comm._joined(JOINING)
+        self._store.set(self._key("peer", self._rank), engine.peer_id())
+        # Also after the deadline: one that gave up now would leave the others in a dead group.
+        last = _settings.Deadline(max(_CONFIRM, deadline.left() or 0.0))
+        present = engine.membership()[3]
+
+        def dead() -> bool:
+            return len(engine.present()) < self.size or self._is_dead()
+
+        self._peers = [self._read("peer", other, last, dead) for other in range(self.size)]
+        if set(present) != set(self._peers):
+            sentence = f"peers that are not of this job are in pccl group {self._number}"
+            raise InvalidUsage.because(JOINING, sentence)
+        return [present.index(peer) for peer in self._peers]
+
+    def _is_dead(self) -> bool:
+        """Whether rank 0 has another group now."""
+        number, _, _ = (self._get("group") or "").partition(" ")
+        return number != str(self._number)
+
+    def _await_another(self, deadline: _settings.Deadline) -> None:
+        """Leaves a dead group, and waits until another one may be there."""
+        self.comm.close()
+        if self._rank != 0:
+            self.poll(self._is_dead, deadline)
 
     def _meet(self, deadline: _settings.Deadline) -> str:
         """Agrees with the other ranks on the group's number; returns its master's address."""
@@ -215,10 +272,25 @@ class Member:
         value: bytes = self._store.get(key)
         return value.decode()
 
-    def _read(self, what: str, rank: int, deadline: _settings.Deadline) -> str:
-        """Waits for and returns what a rank has set."""
+    def _read(
+        self,
+        what: str,
+        rank: int,
+        deadline: _settings.Deadline,
+        dead: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Waits for and returns what a rank has set, as long as the group is not dead."""
         key = self._key(what, rank)
-        self.poll(lambda: bool(self._store.check([key])), deadline)
+
+        def is_there() -> bool:
+            if self._store.check([key]):
+                return True
+            # Those who know that all are in may leave again.
+            if dead() and not self._store.check([key]):
+                raise _Dead
+            return False
+
+        self.poll(is_there, deadline)
         return self._get(key) or ""
 
     def poll(self, is_there: Callable[[], bool], deadline: _settings.Deadline) -> None:
@@ -237,6 +309,8 @@ class Member:
             raise InvalidUsage.because(JOINING, DESTROYED)
 
     def _serve(self) -> str:
+        if self._serves:
+            return self._serves
         try:
             address = _master.acquire(_own_host(self._first_of_job))
         except (OSError, PCCLError) as error:
@@ -246,7 +320,7 @@ class Member:
             )
             raise InvalidUsage.because("init_process_group", sentence) from error
         with self._lock:
-            self._serves = True
+            self._serves = address
         return address
 
     def loss(self, error: PCCLError) -> PCCLError | None:
@@ -324,7 +398,7 @@ class Member:
         """Leaves. A member that runs the master first waits a while for the others to leave."""
         self.leave()
         with self._lock:
-            serves, self._serves = self._serves, False
+            serves, self._serves = self._serves, ""
         if serves:
             _master.wait_for(self._store, [self._key("left", rank) for rank in self._present])
             _master.release()

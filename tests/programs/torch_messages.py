@@ -627,6 +627,18 @@ def messages_that_nobody_receives() -> None:
     say(event="done", failures=failures, got=got.tolist())
 
 
+def first_message_without_a_store() -> None:
+    """The store of the job is gone before the first message."""
+    rank, _ = begin()
+    dist.all_reduce(torch.ones(1))
+    say(event="ready")
+    hear()
+    call = dist.send if rank == 0 else dist.recv
+    say(event="done", failures=[failure(call, torch.ones(3), 1 - rank)])
+    hear()  # the end of this rank would be a loss for the other
+    dist.destroy_process_group()
+
+
 def run(backend: str, names: list[str]) -> None:
     rank, size = begin(backend, strict=False)  # Gloo warns
     for name in names:
