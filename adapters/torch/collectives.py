@@ -21,6 +21,7 @@ from pccl.adapters.torch.tensor_bytes import (
     Bitwise,
     Bytes,
     array_of,
+    copy_into,
     counts_of,
     names_of,
     operation_of,
@@ -114,7 +115,7 @@ class Collectives(Group):
 
         def exchange(timeout: float) -> None:
             total = composed.reduce_sparse(self._exchange, tensor, self._size, what, timeout)
-            tensor.copy_(total)
+            copy_into(tensor, total)
 
         return self._run("allreduce", options, tensors, exchange)
 

@@ -20,7 +20,8 @@ def empty_on_cpu(like: torch.Tensor) -> torch.Tensor:
     process take several times as long.
     """
     pinned = like.device.type == "cuda" and like.nbytes <= _PINNED
-    return torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
+    # A program may have another default device.
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +91,8 @@ class Cuda:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def pinned(self, size: int) -> npt.NDArray[np.uint8]:
-        memory = torch.empty(size, dtype=torch.uint8, pin_memory=size <= _PINNED)
+        pinned = size <= _PINNED
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         made: npt.NDArray[np.uint8] = memory.numpy()
         return made
 

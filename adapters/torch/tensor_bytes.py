@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,6 +18,13 @@ from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType, ReduceOp
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def copy_into(tensor: torch.Tensor, made: torch.Tensor) -> None:
+    """Gives `tensor` the elements of `made`, on any thread."""
+    # torch lets only threads in this mode write to a tensor that was made in it.
+    with torch.inference_mode() if tensor.is_inference() else nullcontext():
+        tensor.copy_(made)
 
 
 class Array(NamedTuple):
@@ -35,7 +43,7 @@ class Array(NamedTuple):
     def write_back(self) -> None:
         """Gives the tensor the elements of `data`."""
         if self.copy is not None:
-            self.tensor.copy_(self.copy)
+            copy_into(self.tensor, self.copy)
 
 
 class _Memory:
@@ -63,8 +71,13 @@ def array_of(tensor: torch.Tensor, func: str, *, read: bool = True) -> Array:
 
     `func` names the call in errors.
     """
+    if hasattr(tensor, "trigger_wait"):  # the result of a functional collective under way
+        tensor = tensor.trigger_wait()
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise not_supported(func, "backend pccl takes dense tensors only")
+    if hasattr(tensor, "__tensor_flatten__"):
+        sentence = "has no elements of its own; backend pccl takes the tensors that it consists of"
+        raise not_supported(func, f"a {type(tensor).__name__} {sentence}")
     plain = tensor.detach()
     own = plain.device.type == "cpu" and plain.is_contiguous()
     if own and not plain.is_neg() and not plain.is_conj():

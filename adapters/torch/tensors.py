@@ -283,7 +283,7 @@ def adopt(
     if not isinstance(dtype, torch.dtype):
         raise NotSupported.because("", f"torch has no {kind}")
     if data.size == 0:
-        made = torch.empty(shape, dtype=dtype)
+        made = torch.empty(shape, dtype=dtype, device="cpu")
     else:
         made = torch.from_numpy(data).view(dtype).reshape(shape)
     if like is None:
