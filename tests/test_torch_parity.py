@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -27,7 +27,10 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 from programs import torch_alike, torch_calls
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.testing._internal.two_tensor import TwoTensor
 
+from pccl.adapters.torch.monitored_barrier import monitored_barrier
 from pccl.adapters.torch.process_group import ProcessGroup, create
 
 LIMIT = 180  # seconds; a program that hangs is no program that is slow
@@ -227,6 +230,77 @@ def test_a_rank_that_is_not_in_the_group_is_refused(alone: ProcessGroup, rank: i
     for func, call in calls.items():
         with pytest.raises(errors.InvalidArgument, match=f"^{func} failed: invalid rank {rank} "):
             call()
+
+
+class Told:
+    """A member of a group of two, with a store of its own."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+        self.last_word = ""  # of rank 0, before it leaves
+
+    def say(self, what: str) -> None:
+        self.words.add(what)
+
+    def said(self, what: str, rank: int) -> bool:
+        return what in self.words
+
+    def gone(self) -> list[int]:
+        self.words.add(self.last_word)
+        return [0] if self.last_word else []
+
+    def poll(self, is_there: Callable[[], bool], deadline: Any) -> None:
+        if not is_there():
+            raise errors.Timeout.because("poll", "late")
+
+
+def test_a_monitored_barrier_counts_no_rank_that_gave_up() -> None:
+    member: Any = Told()
+    with pytest.raises(errors.Timeout, match="Rank 1 successfully reached"):
+        monitored_barrier(member, 1, 0, 1.0, False)
+    with pytest.raises(errors.Timeout, match="Rank 1 failed to pass"):
+        monitored_barrier(member, 0, 0, 1.0, False)
+    assert "monitored-0-passed" not in member.words
+
+
+def test_a_monitored_barrier_is_passed_though_rank_0_leaves_at_once() -> None:
+    member: Any = Told()
+    member.last_word = "monitored-0-passed"
+    monitored_barrier(member, 1, 0, 1.0, False)
+
+
+def test_a_monitored_barrier_is_known_by_the_group(alone: ProcessGroup) -> None:
+    dist.monitored_barrier(alone)  # not by the name of its backend, of which there are several
+
+
+def test_a_write_to_a_tensor_of_inference_mode_may_be_on_any_thread(alone: ProcessGroup) -> None:
+    with torch.inference_mode():
+        tensor = torch.arange(6.0).reshape(2, 3).t()
+        options = dist.AllreduceOptions()
+        options.asyncOp = True
+        alone.allreduce([tensor], options).wait()
+        assert tensor.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def test_copies_are_in_cpu_memory_whatever_the_default_device(alone: ProcessGroup) -> None:
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    sparse = torch.ones(2).to_sparse()
+    with torch.device("meta"):
+        alone.allreduce([tensor]).wait()
+        alone.allreduce([sparse]).wait()
+    assert tensor.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    assert sparse.to_dense().tolist() == [1.0, 1.0]
+
+
+def test_results_under_way_are_taken_and_other_wrappers_refused(alone: ProcessGroup) -> None:
+    result = AsyncCollectiveTensor(torch.ones(2))
+    outputs = [torch.zeros(2)]
+    alone.allgather([outputs], [result]).wait()
+    assert outputs[0].tolist() == [1.0, 1.0]
+    with pytest.raises(errors.NotSupported, match="^allreduce failed: a TwoTensor has no elements"):
+        alone.allreduce([TwoTensor(torch.ones(2), torch.ones(2))])
 
 
 def test_calls_of_a_destroyed_group_are_errors_of_torchs(alone: ProcessGroup) -> None:

@@ -16,10 +16,12 @@ def _with_monitored_barrier(original: Callable[..., None]) -> Callable[..., None
     def monitored_barrier(
         group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
     ) -> None:
-        if dist.distributed_c10d._rank_not_in_group(group) or dist.get_backend(group) != "pccl":
-            original(group, timeout, wait_all_ranks)
+        own: Any = group or dist.group.WORLD
+        # Not by the backend's name: "cpu:pccl,cuda:pccl" is this backend, too.
+        if getattr(own, "is_pccl", False):
+            own.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
         else:
-            (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+            original(group, timeout, wait_all_ranks)
 
     return monitored_barrier
 

@@ -35,7 +35,7 @@ class Group(Protocol):
 
 
 @contextmanager
-def _named(func: str) -> Iterator[None]:
+def named(func: str) -> Iterator[None]:
     """Errors of the operations inside name the function that is made of them."""
     try:
         yield
@@ -77,7 +77,7 @@ def reduce_bits(
         for begin in range(0, send.size, step):
             own = send[begin : begin + step]
             whole = np.empty(size * own.size, np.uint8)
-            with _named(what.partition(" ")[0]):
+            with named(what.partition(" ")[0]):
                 group.all_gather([(own, whole)], what, deadline.left())
             # The overlap of this piece with the wanted part.
             low = max(begin, first)
@@ -168,7 +168,7 @@ class AllToAll:
         self._item = parts.item
 
     def run(self, func: str, what: str, timeout: float) -> None:
-        with _named(func):
+        with named(func):
             self._run(func, what, timeout)
 
     def _run(self, func: str, what: str, timeout: float) -> None:
@@ -221,7 +221,7 @@ class AllToAll:
 # Sparse tensors.
 
 
-@_named("allreduce")
+@named("allreduce")
 def reduce_sparse(
     group: Group, tensor: torch.Tensor, size: int, what: str, timeout: float | None
 ) -> torch.Tensor:
@@ -241,9 +241,9 @@ def reduce_sparse(
     most = int(table[:, 0].max())
     if most == 0:
         return own
-    places = torch.zeros(most, own.sparse_dim(), dtype=torch.int64)
+    places = torch.zeros(most, own.sparse_dim(), dtype=torch.int64, device="cpu")
     places[: indices.shape[1]] = indices.T
-    numbers = torch.zeros(most, *values.shape[1:], dtype=values.dtype)
+    numbers = torch.zeros(most, *values.shape[1:], dtype=values.dtype, device="cpu")
     numbers[: values.shape[0]] = values
     sent = [bytes_of(part) for part in (places, numbers)]
     wholes = [np.empty(size * part.size, np.uint8) for part in sent]
@@ -255,4 +255,5 @@ def reduce_sparse(
         torch.cat([all_places[r, :n] for r, n in enumerate(counts)]).T,
         torch.cat([all_numbers[r, :n] for r, n in enumerate(counts)]),
         own.shape,
+        device="cpu",
     ).coalesce()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pccl import _settings
-from pccl.adapters.torch.composed import reduce_bits
+from pccl.adapters.torch.composed import named, reduce_bits
 from pccl.adapters.torch.tensor_bytes import Bitwise, Bytes
 from pccl.adapters.torch.work import DESTROYED
 from pccl.collectives import Kind
@@ -122,7 +122,8 @@ class Exchange:
             root=root,
             parts=self._size,
         )
-        info = operation.wait(deadline.left())
+        with named(func):  # the engine names its own function
+            info = operation.wait(deadline.left())
         if info.world_size != self._size:  # a member was lost before: the result lacks its part
             raise PeerLost.because(func, f"made with {info.world_size} of {self._size} members")
 

@@ -32,15 +32,19 @@ def monitored_barrier(
 def _watch(
     member: Member, here: str, deadline: _settings.Deadline, timeout: float, wait_all_ranks: bool
 ) -> None:
-    missing = list(range(1, member.size))
+    others = range(1, member.size)
+    missing = list(others)
     gone: list[int] = []
+    never: list[int] = []  # of the missing ones: those that will not come
 
     def all_here_or_lost() -> bool:
-        nonlocal missing, gone
-        missing = [rank for rank in missing if not member.said(here, rank)]
+        nonlocal missing, gone, never
+        gave_up = [rank for rank in others if member.said(f"{here}-gave-up", rank)]
+        missing = [r for r in others if r in gave_up or not member.said(here, r)]
         lost = set(member.gone())
         gone = [rank for rank in missing if rank in lost]
-        return len(missing) == len(gone) if wait_all_ranks else not missing or bool(gone)
+        never = [rank for rank in missing if rank in lost or rank in gave_up]
+        return len(missing) == len(never) if wait_all_ranks else not missing or bool(never)
 
     with suppress(Timeout):
         member.poll(all_here_or_lost, deadline)
@@ -48,7 +52,7 @@ def _watch(
         member.say(f"{here}-passed")
         return
     member.say(f"{here}-failed")
-    named = missing if wait_all_ranks else (gone or missing)[:1]
+    named = missing if wait_all_ranks else (never or missing)[:1]
     ranks = ("Ranks " if len(named) > 1 else "Rank ") + ", ".join(map(str, named))
     sentence = f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {timeout * 1000:.0f} ms"
     error: PCCLError = Timeout.because(_FUNC, sentence)
@@ -63,12 +67,15 @@ def _report(member: Member, here: str, deadline: _settings.Deadline, rank: int) 
 
     def is_over() -> bool:
         nonlocal passed
+        # First: before it left, rank 0 may have said how it ended.
+        is_gone = 0 in member.gone()
         passed = member.said(f"{here}-passed", 0)
-        return passed or member.said(f"{here}-failed", 0) or 0 in member.gone()
+        return passed or member.said(f"{here}-failed", 0) or is_gone
 
     with suppress(Timeout):
         member.poll(is_over, deadline)
     if not passed:
+        member.say(f"{here}-gave-up")
         sentence = (
             f"[Rank {rank}]: Rank {rank} successfully reached monitoredBarrier, but received errors "
             "while waiting for rank 0; rank 0's error names the faulty rank"
