@@ -106,8 +106,8 @@ class Member:
     Members meet through keys of the c10d store. "group" has the pccl group's number, and the
     master's address if a member runs it. The other keys begin with that number, so those of an
     earlier start of the job differ: torchrun may restart the ranks with the same store. A rank that
-    gave up before all were there leaves a dead group. Then rank 0 makes a new number, and the others
-    follow it there.
+    gave up before all were there leaves a dead group. Then rank 0 makes a new number, and the
+    others follow it there.
 
     | key | value |
     |---|---|
