@@ -181,7 +181,7 @@ class Messages:
                 pass
 
     def _look(self, seen: dict[int, _settings.Deadline]) -> bool:
-        """Ends what is late and channels to ranks that are gone; returns whether something waits."""
+        """Ends what is late, and channels to ranks that are gone. True if something waits."""
         self.mailbox.expire()
         waits = False
         for channel in self._all():
