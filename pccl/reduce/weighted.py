@@ -90,8 +90,8 @@ class WeightedMean:
         self._func = func
         self._given = weight
         self._inputs = inputs
-        # Of each array whose mean takes the place of its sum: whether it is divided. An interrupt
-        # may end `finish` between two arrays, and it is called again.
+        # Whether an array whose mean takes the place of its sum is divided. An interrupt may end
+        # `finish` between two arrays, and it is called again.
         self._divided = np.zeros(len(inputs), np.uint8)
         self.number = _core.as_weight(as_number(weight, func))
         own = Buffer(np.array([self.number, 1.0]), DataType.DOUBLE)
