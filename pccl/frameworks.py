@@ -200,6 +200,7 @@ _KNOWN = {
 }
 _registered: dict[str, Adapter] = {}
 _unusable: set[str] = set()  # loaded frameworks whose adapter cannot be imported
+_top_trace: Callable[[tuple[()]], object] | None = None  # JAX's function, once it was looked up
 _by_type: WeakKeyDictionary[type, tuple[Adapter, ...]] = WeakKeyDictionary()
 
 
@@ -255,6 +256,35 @@ def _in_use(framework: str) -> Adapter | None:
         return None
 
 
+def in_program() -> bool:
+    """Whether JAX makes a program of the caller's function.
+
+    Each call asks, so it is cheap, and imports JAX's adapter only where JAX traces something.
+    """
+    global _top_trace
+    loaded = sys.modules.get("jax")
+    if loaded is None:
+        return False
+    if _top_trace is None:
+        if getattr(loaded.__spec__, "_initializing", False):
+            return False  # another thread is about to load it
+        _top_trace = _find_top_trace()
+    if type(_top_trace(())).__name__ == "EvalTrace":
+        return False
+    adapter: Any = _in_use("jax")
+    return adapter is not None and bool(adapter.in_program())
+
+
+def _find_top_trace() -> Callable[[tuple[()]], object]:
+    try:
+        found: Callable[[tuple[()]], object] = importlib.import_module(
+            "jax.extend.core"
+        ).find_top_trace
+    except Exception:  # another version lacks it; its adapter cannot be imported, either
+        return lambda _: None
+    return found
+
+
 def find_tracing(leaves: Sequence[object]) -> Any:
     """The adapter of the framework that traces the caller's function; None if none does.
 
@@ -264,7 +294,7 @@ def find_tracing(leaves: Sequence[object]) -> Any:
     adapter: Any = _in_use("jax")
     if adapter is None:
         return None
-    return adapter if any(map(adapter.is_traced, leaves)) or adapter.in_program() else None
+    return adapter if any(map(adapter.is_traced, leaves)) or in_program() else None
 
 
 def flatten_registered(node: object) -> Node | None:

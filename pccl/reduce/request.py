@@ -233,7 +233,7 @@ def make(
     """
     comm._joined(func)
     explicit = unchecked.get("level") == 1
-    if func != "allreduce" and not explicit and frameworks.find_tracing(()) is not None:
+    if func != "allreduce" and not explicit and frameworks.in_program():
         sentence = "inside jit only pccl.allreduce works; call this outside of the traced function"
         raise NotSupported.because(func, sentence)
     how = ReduceOp.parse(op, func)

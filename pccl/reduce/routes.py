@@ -3,8 +3,8 @@
 | route | takes | made of |
 |---|---|---|
 | plain | plain NumPy arrays and containers, exactly, unweighted | one native call |
-| `pieces` | trees with an array on an accelerator | an operation for each piece |
 | traced | any trees, in a function that JAX traces | a call of the compiled program |
+| `pieces` | trees with an array on an accelerator | an operation for each piece |
 | `general` | all others | one operation |
 
 The plain route comes before a `Request`: to make one takes as long as a small reduction.
@@ -42,7 +42,7 @@ def reduce_plain(
     Returns:
         None when the call is not that simple, or is wrong. Then nothing was started.
     """
-    code = None if frameworks.find_tracing(()) else _plain_code(tree, op)
+    code = None if frameworks.in_program() else _plain_code(tree, op)
     return None if code is None else engine.reduce_tree(tree, out, code, tag, timeout)
 
 
@@ -55,7 +55,7 @@ def start_plain(
     timeout: float | None,
 ) -> tuple[_core.Operation, Any] | None:
     """The same, begun: with the result, which is complete when the operation is done."""
-    code = None if frameworks.find_tracing(()) else _plain_code(tree, op)
+    code = None if frameworks.in_program() else _plain_code(tree, op)
     return None if code is None else engine.start_tree(tree, out, code, tag, timeout)
 
 
@@ -80,7 +80,7 @@ def collect_plain(
     Returns:
         As `reduce_plain`.
     """
-    if type(array) is not np.ndarray or frameworks.find_tracing(()):
+    if type(array) is not np.ndarray or frameworks.in_program():
         return None
     code = _plain_code(array, op)
     if code is None:
@@ -100,10 +100,10 @@ def _plain_code(tree: object, op: ReduceOp | str) -> int | None:
 def route_of(request: Request) -> _Route:
     """The route of a call that is not plain."""
     leaves = request.flat.leaves
-    if frameworks.devices_in_use() and any(map(frameworks.device_adapter, leaves)):
-        return pieces.allreduce
     if frameworks.find_tracing([*leaves, request.weight]) is not None:
         return _traced
+    if frameworks.devices_in_use() and any(map(frameworks.device_adapter, leaves)):
+        return pieces.allreduce
     return general.allreduce
 
 
