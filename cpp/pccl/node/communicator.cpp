@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pccl/base/clock.h"
+#include "pccl/base/floats.h"
 #include "pccl/base/fork.h"
 #include "pccl/base/log.h"
 #include "pccl/base/name.h"
@@ -400,6 +401,7 @@ void Communicator::close(const std::string& failure) {
   if (runtime == nullptr) return;
   {
     io::LoopDriver& driver = runtime->driver();
+    const DefaultFloats floats;
     const io::Turn turn(driver);
     driver.wait([&] { return !runtime->between_masters(); }, clock_now() + kTakeoverGrace);
     runtime->engine().leave(failure, clock_now());
