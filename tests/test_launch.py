@@ -383,7 +383,7 @@ def test_logs_and_progress_need_no_standard_error(tmp_path):
         env=os.environ | {"PCCL_LOG_LEVEL": "DEBUG", "PCCL_BIND": "127.0.0.1"},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stdout) == (0, "shared {'step': 1}\n")
     assert path.read_bytes() == b""

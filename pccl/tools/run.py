@@ -304,6 +304,7 @@ class Launch:
                     self._left -= self._peers(rank)
                     self._say(f"{self._name(rank)} {_ending(code)}{self._then(len(running))}")
                     if running and not self._plan.elastic:
+                        self._told = self._told or told in finished
                         told.cancel()  # from now on a signal means hurry
                         await self._stop(running, self._hurried_steps())
                         return failure
@@ -401,6 +402,8 @@ class Launch:
             hurry = asyncio.ensure_future(self._signals.get())
             ended = asyncio.ensure_future(asyncio.wait(waited))
             await asyncio.wait({hurry, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if hurry.done() and hurry.result() != signal.SIGPIPE:
+                self._told = True
             hurry.cancel()
             if ended.done():
                 return

@@ -261,6 +261,8 @@ def _replacing(output: Path) -> Iterator[IO[str]]:
         if not is_device:
             os.replace(written, target)
     except OSError as error:
+        if error.filename not in (None, str(written)):
+            raise  # a trace cannot be read
         raise OSError(error.errno, error.strerror, str(output)) from error
     finally:
         if not is_device:
