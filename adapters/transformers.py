@@ -47,8 +47,8 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
     def __init__(self, **keywords: Unpack[Keywords]) -> None:
         self.diloco: DiLoCo | None = None
-        self._keywords = keywords
-        self._keywords["join"] = False  # it is checked first
+        self._joins = keywords.get("join", True)
+        self._keywords: Keywords = {**keywords, "join": False}  # after its end is checked
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         if args.world_size > 1:
@@ -64,7 +64,8 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         check_end(self.diloco, state.max_steps)
         if self._keywords.get("comm") is None and not pccl.is_initialized():
             pccl.init()
-        self.diloco.join()
+        if self._joins:
+            self.diloco.join()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         assert self.diloco is not None
