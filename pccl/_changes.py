@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import BuiltinMethodType, MethodType
 
 from pccl.errors import InvalidArgument
 from pccl.types import Departure, MembershipChange
@@ -24,6 +25,12 @@ class Subscription:
     def remove(self) -> None:
         """Ends the calls. Does nothing the second time."""
         self._changes.remove(self)
+
+
+def _is_same(one: _Callback, other: _Callback) -> bool:
+    # Each look-up of a method makes another object. Others' own comparison is not asked.
+    methods = (MethodType, BuiltinMethodType)
+    return one is other or (type(one) in methods and type(one) is type(other) and one == other)
 
 
 class Changes:
@@ -51,7 +58,7 @@ class Changes:
             raise InvalidArgument.because(func, f"callback must be callable, not {callback!r}")
         with self._lock:
             for known in self._subscriptions:
-                if known._callback == callback:
+                if _is_same(known._callback, callback):
                     return known
             made = Subscription(self, callback)
             self._subscriptions.append(made)
