@@ -132,10 +132,8 @@ class _Watch:
                 failure = reason_of(error)
             except Unreadable as error:
                 failure = f"cannot read its status: {error}"
-            except (
-                Exception
-            ) as error:  # the thread goes on: old numbers must not look like new ones
-                failure = repr(error)
+            except Exception as error:
+                failure = repr(error)  # the thread goes on: old numbers must not look new
             with self._lock:
                 self._status, self._failure = status or self._status, failure
             try:

@@ -214,10 +214,8 @@ def resume(folder: _Path, state: _Tree) -> tuple[_Tree, int | None]:
         with ExitStack() as stack:
             try:
                 file, entries, revision = stack.enter_context(_opened(found, func))
-            except (
-                FileNotFoundError
-            ) as error:  # there may be a newer one, or one of that name again
-                lost = error
+            except FileNotFoundError as error:
+                lost = error  # there may be a newer one, or one of that name again
                 continue
             return _load(found, file, entries, state, func), revision
     if lost is not None:
