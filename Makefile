@@ -10,6 +10,10 @@ BUILD_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
+# The tests start thousands of interpreters. Some container images set this, and then each of them
+# would compile all modules of pccl.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-integrations install setup build lint format types docs stress fuzz soak bench bench-check compare package package-test release check-macos check-containers test-posix test-aarch64 package-aarch64 clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
