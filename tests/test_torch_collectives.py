@@ -49,6 +49,9 @@ def ends(job: Job, size: int, backend: str, names: list[str]) -> Answers:
     answers = [{name: w.expect(name, 90)["answer"] for name in names} for w in workers]
     for worker in workers:
         worker.expect("done", 60)
+    for worker in workers:
+        worker.tell("end")
+    for worker in workers:
         code = worker.ends()
         # A thread of Gloo may abort the interpreter's exit, after everything was said.
         assert code == 0 or (backend == "gloo" and code == -signal.SIGABRT), worker.stderr()
