@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from pages.blocks import Block, blocks
 
 from pccl import master
@@ -86,19 +87,26 @@ def test_every_block_is_of_a_language_that_is_run_or_has_a_reason(path: Path) ->
 
 @pytest.mark.parametrize("path", [*filter(fragments, PAGES)], ids=name)
 def test_the_python_of_a_page_runs(path: Path, tmp_path: Path) -> None:
-    for module in ("torch", "jax", "optax", "safetensors"):
-        if re.search(rf"^(?:import|from) {module}\b", prepared(path), re.MULTILINE):
-            pytest.importorskip(module)
+    needed = re.findall(r"^(?:import|from) (torch|jax|optax|safetensors)\b", prepared(path), re.M)
+    for module in needed:
+        pytest.importorskip(module)
     runner = ROOT / "tests" / "pages" / "run_page.py"
-    done = subprocess.run(
-        [sys.executable, str(runner), str(setup(path)), str(path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    with tempfile.TemporaryFile() as output:
+        program = Forked(
+            [str(runner), str(setup(path)), str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ,
+            cwd=tmp_path,
+            kind="torch" if "torch" in needed else "numpy",
+        )
+        try:
+            status = program.wait(280)
+        finally:
+            program.kill()
+        output.seek(0)
+        assert status == 0, output.read().decode()
 
 
 def setup(path: Path) -> Path:

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pages.blocks import blocks
-
 import pccl
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pages.blocks import blocks  # noqa: E402
 
 init = pccl.init  # as it is
 

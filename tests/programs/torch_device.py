@@ -24,6 +24,8 @@ import pccl
 from pccl.reduce import pieces
 from programs.peer import say
 
+FORKED = True  # workers.start: its processes have imported torch already
+
 Comm = pccl.Communicator
 DEVICE = os.environ.get("DEVICE", "pretend")
 
