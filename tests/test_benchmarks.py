@@ -31,7 +31,7 @@ def run(tmp_path: Path, *options: str) -> dict:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=280,
+        timeout=560,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_text())
@@ -171,12 +171,13 @@ def train(tmp_path: Path, *options: str) -> tuple[dict, str]:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=280,
+        timeout=560,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_text()), done.stdout
 
 
+@pytest.mark.timeout(600)  # up to nine processes that import torch
 def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     methods = ["local", "ddp", "diloco", "diloco int8"]
     options = ["--seeds", "3", "--tokens", "10240", "--plot", str(tmp_path / "curves.svg")]
@@ -199,6 +200,7 @@ def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     assert (tmp_path / "curves.svg").read_text().count("polyline") == len(methods) + 1
 
 
+@pytest.mark.timeout(600)  # up to nine processes that import torch
 def test_a_member_of_a_training_run_stalls_twice(tmp_path: Path) -> None:
     methods = ["stall", "stall quorum"]
     options = ["--seeds", "3", "--tokens", "10240", "--peers", "3", "--stall", "1"]
