@@ -11,6 +11,8 @@ import pytest
 from namespaces import Host, Lab, running_on
 from workers import Worker
 
+pytestmark = pytest.mark.shared_memory  # the plans wait until ranks of a host share memory
+
 
 @contextmanager
 def reducing(hosts: list[Host], ranks: list[int], **env: str) -> Iterator[list[Worker]]:

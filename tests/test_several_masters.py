@@ -94,6 +94,7 @@ def test_a_master_that_wakes_finds_that_another_one_serves() -> None:
         finish(peers, 3)
 
 
+@pytest.mark.shared_memory
 def test_calls_in_memory_need_no_master() -> None:
     with masters(PCCL_SHM="1") as run:
         peers = run.peers(3, partial(several_masters.reduce_in_steps, COUNT))

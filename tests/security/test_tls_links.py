@@ -85,6 +85,7 @@ def test_a_link_takes_the_key_of_this_run_and_this_peer_alone() -> None:
                     end.free()
 
 
+@pytest.mark.shared_memory
 def test_who_is_on_this_host_gets_no_memory_without_proof() -> None:
     with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
         with pccl.Communicator(node.address, secret=SECRET) as comm:
