@@ -117,6 +117,32 @@ def test_find_package_wants_a_fitting_version(installed: Path, tmp_path: Path) -
     assert f"at {installed}" in told
 
 
+# ---- programs in C
+
+
+def compiled(name: str, installed: Path, library: Path, folder: Path) -> Path:
+    """A program of tests/programs/c."""
+    source = Path(__file__).parent / "programs" / "c" / f"{name}.c"
+    flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{installed / 'include'}"]
+    link = [f"-L{library.parent}", "-lpccl", "-lpthread", f"-Wl,-rpath,{library.parent}"]
+    sh("cc", *flags, source, "-o", folder / name, *link)
+    return folder / name
+
+
+def test_openssl_is_there_until_the_process_has_ended(
+    installed: Path, library: Path, tmp_path: Path
+) -> None:
+    program = compiled("late_secret", installed, library, tmp_path)
+    for _ in range(5):
+        sh(program, PCCL_BIND="127.0.0.1")
+
+
+def test_a_child_makes_its_own_communicator_whatever_other_threads_do_at_the_fork(
+    installed: Path, library: Path, tmp_path: Path
+) -> None:
+    sh(compiled("fork_beside_creation", installed, library, tmp_path), 100)
+
+
 # ---- the examples, as processes, with the C master
 
 

@@ -111,7 +111,8 @@ typedef enum pcclResult_t {
   pcclPendingAsyncOps = 10,
   /* pcclUpdateTopology: as pcclRankConnectionLost. */
   pcclUpdateTopologyFailed = 11,
-  /* [rejoin] pcclOptimizeTopology: this peer is out of the run. */
+  /* [rejoin] pcclOptimizeTopology: this peer is out of the run; or the deadline
+   * passed, if pcclGetAttribute succeeds: go on. */
   pcclTopologyOptimizationFailed = 12
 } pcclResult_t;
 
@@ -282,7 +283,9 @@ PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pendi
  * memory do not measure each other. A peer that is alone returns at once.
  *
  * pcclPendingAsyncOps: a reduction is unfinished. pcclInvalidUsage: not connected.
- * pcclTopologyOptimizationFailed: this peer is out of the run. */
+ * pcclTopologyOptimizationFailed: this peer is out of the run. If
+ * pcclGetAttribute succeeds, it is not, and PCCL_TIMEOUT is too short: the
+ * measurement takes some seconds. */
 PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm);
 
 /* ---- reductions ---- */

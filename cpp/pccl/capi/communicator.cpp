@@ -13,6 +13,7 @@
 #include "pccl/base/text.h"
 #include "pccl/capi/address.h"
 #include "pccl/io/address.h"
+#include "pccl/io/openssl.h"
 #include "pccl/master/surroundings.h"
 
 namespace pccl::capi {
@@ -219,6 +220,7 @@ using namespace pccl;        // NOLINT: this file implements a C header
 using namespace pccl::capi;  // NOLINT
 
 pcclResult_t pcclInit() {
+  io::prepare_openssl();
   initialized.store(true, std::memory_order_relaxed);
   return pcclSuccess;
 }

@@ -11,6 +11,7 @@
 #include "pccl/capi/call.h"
 #include "pccl/capi/exit.h"
 #include "pccl/io/address.h"
+#include "pccl/io/openssl.h"
 #include "pccl/io/thread.h"
 #include "pccl/os/bell.h"
 #include "pccl/server/server.h"
@@ -33,8 +34,9 @@ class Master final : public ClosedAtExit {
   }
 
   Status run();
-  // Safe in a signal handler, if it succeeds.
   Status interrupt();
+  // interrupt() for signal handlers. False: it would fail.
+  bool ring() noexcept;
   Status wait();
   [[nodiscard]] Result<wire::Address> address() const;
   void close() override;
@@ -78,11 +80,13 @@ Status Master::run() {
   return {};
 }
 
-Status Master::interrupt() {
-  if (Status status = check_ran(); !status) return status;
+bool Master::ring() noexcept {
+  if (inert() || !ran_.load(std::memory_order_acquire)) return false;
   stop_.ring();
-  return {};
+  return true;
 }
+
+Status Master::interrupt() { return ring() ? Status() : check_ran(); }
 
 Status Master::wait() {
   if (Status status = check_ran(); !status) return status;
@@ -141,6 +145,7 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
                               pcclMasterInstance_t** master_out) {
   return call(__func__, CallKind::collective, [&]() -> Status {
     if (master_out == nullptr) return refuse("master_out is NULL");
+    io::prepare_openssl();
     const Result<io::Secret> secret = io::Secret::from_environment();
     if (!secret) return secret.error();
     const Result<wire::Address> listen = from_c(listen_address);
@@ -157,6 +162,9 @@ pcclResult_t pcclRunMaster(pcclMasterInstance_t* master) {
 }
 
 pcclResult_t pcclInterruptMaster(pcclMasterInstance_t* master) {
+  // Not in the frame of a call: its thread-local variables are allocated at their first use in a
+  // thread, and a signal handler may have interrupted malloc.
+  if (master != nullptr && master->master.ring()) return pcclSuccess;
   return with_master(__func__, master, [](Master& it) { return it.interrupt(); });
 }
 

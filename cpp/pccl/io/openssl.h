@@ -12,8 +12,9 @@ struct OpenSsl {
 
 [[nodiscard]] OpenSsl openssl();
 
-// Keeps a bundled OpenSSL from reading the system's openssl.cnf: it may name modules that only fit
-// the system's OpenSSL. Does nothing otherwise. REQUIRES: OpenSSL has not been used yet.
+// Keeps OpenSSL from cleaning up in exit(), when threads of this library may still run, and a
+// bundled one from reading the system's openssl.cnf: it may name modules that only fit the system's
+// OpenSSL. Does nothing if OpenSSL has been used already. Any thread, any number of times.
 void prepare_openssl();
 
 }  // namespace pccl::io
