@@ -20,8 +20,8 @@ namespace pccl {
 namespace {
 
 // Variables that the Python layer, capi/communicator.cpp or io/secret.h read.
-constexpr std::array<std::string_view, 8> kReadElsewhere = {
-    "PCCL_MASTER", "PCCL_MIN_PEERS",   "PCCL_PORT",          "PCCL_ADVERTISE",
+constexpr std::array<std::string_view, 9> kReadElsewhere = {
+    "PCCL_MASTER", "PCCL_MIN_PEERS",   "PCCL_PORT",          "PCCL_ADVERTISE",     "PCCL_STANDBY",
     "PCCL_SECRET", "PCCL_SECRET_FILE", "PCCL_DRAIN_SECONDS", "PCCL_SIGTERM_STATUS"};
 // Prefixes of variables of tests, tools and builds.
 constexpr std::array<std::string_view, 6> kForDevelopment = {
