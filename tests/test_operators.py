@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -280,6 +282,30 @@ def test_commands_without_end_are_refused() -> None:
         play.says(asker, COMMAND, bytes([KICK]) + text("nobody"))
     whats = [what for _, what, *_ in play.told() if what in ("result", "refused")]
     assert whats == ["result"] * 32 + ["refused"] * 8
+
+
+def test_newcomers_of_a_group_that_has_started_want_no_number_of_peers() -> None:
+    with (
+        pccl.MasterNode("127.0.0.1:0") as master,
+        ThreadPoolExecutor(1) as pool,
+        ExitStack() as stack,
+    ):
+        one, late = (pccl.Communicator(master.address) for _ in range(2))
+        for comm in (one, late):
+            stack.callback(comm.close)
+        one.connect()
+        join = {"min_peers": 5, "attempts": 3, "timeout": 20.0, "enter": True}
+        joined = pool.submit(late._join, "init", **join)
+
+        def group() -> Any:
+            return master.status()["groups"][0]
+
+        eventually(lambda: [one["state"] for one in group()["newcomers"]] == ["ready"])
+        assert group()["min_peers"] == 1
+        assert pccl.admit(comm=one, timeout=20)  # it has come in itself
+        eventually(lambda: pccl.admit(comm=one, timeout=20))
+        joined.result(20)
+        assert len(group()["members"]) == 2 and group()["min_peers"] == 1
 
 
 # Real processes.

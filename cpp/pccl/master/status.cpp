@@ -107,10 +107,9 @@ wire::GroupStatus Group::status(Instant now) const {
   status.epoch_ms = record_.epoch == 0 ? 0 : ms(now - decisions_.epoch_began());
   status.cause = record_.cause;
   status.min_peers = context_.min_peers();
-  for (const std::vector<Peer>* list : {&peers_.members, &peers_.candidates}) {
-    for (const Peer& peer : *list)
-      status.min_peers = std::max(status.min_peers, peer.member.min_peers);
-  }
+  // Newcomers of a group that has started want no number of peers.
+  for (const Peer& peer : peers_.members.empty() ? peers_.candidates : peers_.members)
+    status.min_peers = std::max(status.min_peers, peer.member.min_peers);
   status.missing = peers_.members.empty() ? newcomers_.missing() : 0;
   // Peers::shown of each would take the square of their number.
   std::map<std::string, std::size_t> same;

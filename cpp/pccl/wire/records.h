@@ -325,7 +325,7 @@ struct Member {
   std::string replica{};  // its peers, one in each group, enter and leave together; empty: none
   PeerId seal{};          // of the ticket that the member presents when it returns
   std::string name{};     // for users; see shown_name
-  std::uint32_t min_peers = 1;  // how many it wanted its group to start with
+  std::uint32_t min_peers = 1;  // how many it wanted its group to start with; 1: it came later
   bool operator==(const Member&) const = default;
   static void fields(auto& self, auto& visit) {
     visit(self.id, self.joined, self.addresses, self.memory_key, self.replica, self.seal, self.name,
