@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import pytest
 from programs import replicas
-from workers import Run, Worker, wait_until_asleep
+from workers import Run, Worker, eventually, wait_until_asleep
 
 import pccl
+from pccl import _core
 
 FAST = {
     "PCCL_HEARTBEAT_INTERVAL": "0.4",
@@ -234,3 +237,38 @@ def test_peers_that_are_no_ranks_of_this_runs_replicas_are_refused(run: Run) -> 
     pccl.shutdown()
     with pytest.raises(pccl.InvalidArgument, match="ranks_per_replica"):
         pccl.init(run.address, replica_id="b")
+
+
+def test_a_pause_of_admission_does_not_part_a_replica_that_comes_in() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+
+        def make(name: str) -> list[pccl.Communicator]:
+            options: dict[str, Any] = {"replica_id": name, "ranks_per_replica": 2}
+            return [pccl.Communicator(master.address, group, **options) for group in (0, 1)]
+
+        def all_ready() -> bool:
+            groups = master.status()["groups"]
+            return [[one["state"] for one in group["newcomers"]] for group in groups] == [
+                ["ready"],
+                ["ready"],
+            ]
+
+        a, b = make("a"), make("b")
+        with ThreadPoolExecutor(4) as pool, ExitStack() as stack:
+            for comm in a + b:
+                stack.callback(comm.close)
+            for _ in pool.map(pccl.Communicator.connect, a):
+                pass
+            for comm in a:
+                assert pccl.admit(comm=comm, timeout=20)  # it has come in itself
+            joins = [pool.submit(comm.connect) for comm in b]
+            eventually(all_ready)
+            points = 1
+            while not pccl.admit(comm=a[0], timeout=20):  # until it has heard of the newcomer
+                points += 1
+            _core.command(master.address, "pause-admission", "")
+            # The other group has not come to that point yet.
+            let_in = [pccl.admit(comm=a[1], timeout=20) for _ in range(points)]
+            assert let_in == [False] * (points - 1) + [True]
+            for join in joins:
+                join.result(20)

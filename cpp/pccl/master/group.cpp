@@ -190,7 +190,7 @@ std::vector<RankStanding> Group::ranks() const {
   for (const Peer& peer : peers_.members) ranks.push_back({peer.member, 1, true, false, false});
   for (const Peer& peer : peers_.candidates) {
     ranks.push_back(
-        {peer.member, peer.member.min_peers, false, peer.waiting, newcomers_.ready(peer)});
+        {peer.member, peer.member.min_peers, false, peer.waiting, newcomers_.connected(peer)});
   }
   return ranks;
 }

@@ -280,7 +280,7 @@ class Master final : private Surroundings {
   Instant last_heartbeat_{};
   std::map<ConnectionId, Connection> connections_;
   Groups groups_;
-  Replicas replicas_{options_, groups_};
+  Replicas replicas_{options_, groups_, admission_paused_};
   std::map<std::uint32_t, Recovery> recoveries_;
   std::map<ConnectionId, Former> formers_;
   std::map<std::uint32_t, Quorum> quorums_;    // of groups that this master serves; several masters

@@ -258,10 +258,13 @@ void Newcomers::announce() const {
 void Newcomers::enter(const std::vector<std::string>& replicas) {
   const auto let_in = [&](const std::string& replica) {
     for (std::size_t at = 0; at < peers_.candidates.size();) {
+      const Peer& candidate = peers_.candidates[at];
       // Check fits() for each newcomer: two may fit alone but not together.
-      if (ready(peers_.candidates[at]) && peers_.candidates[at].member.replica == replica &&
-          (!replica.empty() || planning_.fits(peers_.candidates[at]))) {
+      const bool may_enter =
+          replica.empty() ? ready(candidate) && planning_.fits(candidate) : connected(candidate);
+      if (may_enter && candidate.member.replica == replica) {
         peers_.members.push_back(peers_.take_candidate(at, log_.last()));
+        peers_.members.back().member.min_peers = 1;  // the group has started without it
         const PeerId id = peers_.members.back().member.id;
         for (const PeerId& other : std::exchange(peers_.members.back().unreachable, {}))
           links_.avoid(pair_of(id, other));

@@ -112,6 +112,7 @@ std::vector<std::string> Replicas::pick(const Table& table, const Fits& fits) {
 // The replicas that can be admitted now. A replica waits while members of an earlier one have its
 // name.
 std::vector<std::string> Replicas::ready() const {
+  if (admission_paused_) return {};
   return pick(table(), [&](const std::string& name, const Standings& replica) {
     return replica.all(replica.ready) && replica.count(replica.member) == 0 &&
            !entering_.contains(name);

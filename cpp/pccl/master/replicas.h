@@ -26,7 +26,9 @@ using Groups = std::map<std::uint32_t, std::unique_ptr<Group>>;
 // *one thread: the master's*
 class Replicas final : public ReplicaRules {
  public:
-  Replicas(const Options& options, const Groups& groups) : options_(options), groups_(groups) {}
+  // `admission_paused`: no replica is admitted at points that no group has reached.
+  Replicas(const Options& options, const Groups& groups, const bool& admission_paused)
+      : options_(options), groups_(groups), admission_paused_(admission_paused) {}
 
   // Why a peer cannot join its group. Empty: it can.
   [[nodiscard]] std::string objection(const wire::Join& join) const;
@@ -91,6 +93,7 @@ class Replicas final : public ReplicaRules {
 
   const Options& options_;
   const Groups& groups_;
+  const bool& admission_paused_;
   bool dirty_ = false;
   Instant now_{};                     // of the latest event
   std::map<std::string, Loss> lost_;  // since the latest step
