@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -49,10 +50,27 @@ def place_of(listen: str, masters: Sequence[Address], func: str) -> int:
     raise InvalidArgument.because(func, sentence)
 
 
+def _is_name(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _listen(host: str, port: int) -> str:
+    """Where the master with this address listens."""
+    # This machine may know its own name as an address that no other one reaches: 127.0.1.1 on
+    # Debian.
+    if _is_name(host) and host.lower() != "localhost":
+        return f":{port}"  # all interfaces
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _own(masters: Sequence[Address]) -> Iterator[tuple[int, str]]:
     for index, (host, port) in enumerate(masters):
         if _is_here(host):
-            yield index, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            yield index, _listen(host, port)
 
 
 def standby(addresses: str, secret: _core.Secret | None, func: str) -> MasterNode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -350,6 +351,26 @@ def test_a_standby_takes_the_place_that_is_free_and_serves_in_it() -> None:
             assert trained(peers) == [3] * 3
         (group,) = _core.ask_status(run.addresses[2])["groups"]
         assert len(group["members"]) == 3
+
+
+def test_a_standby_listens_where_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+
+    def as_on_debian(host: Any, *rest: Any, **options: Any) -> Any:
+        return resolve("127.0.1.1" if host == "deb-host" else host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", as_on_debian)
+    (port,) = free_ports(1)
+    elsewhere = "198.51.100.1:48148"
+    for host, bound in (
+        ("deb-host", ("[::]", "0.0.0.0")),
+        ("localhost", ("127.0.0.1", "[::1]")),
+        ("127.0.0.1", ("127.0.0.1",)),
+    ):
+        secret = _core.Secret.of(make_secret().encode(), "test")
+        standby = _masters.standby(f"{elsewhere},{host}:{port}", secret, "test")
+        standby.interrupt()
+        assert standby.address in [f"{one}:{port}" for one in bound]
 
 
 def test_a_process_for_which_no_place_is_left_can_be_no_standby() -> None:
