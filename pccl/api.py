@@ -354,7 +354,7 @@ def drain(comm: Communicator | None = None) -> None:
     failed call. SIGTERM and the command `pccl drain` ask for the same. Any thread may call it.
 
     If this peer is put out of the run before that point, and the program comes back by `init`, the
-    new communicator of the process is asked to leave.
+    new communicator of the process is asked to leave. So is a `Communicator` that connects later.
 
     Args:
         comm: Default: the process's communicator.

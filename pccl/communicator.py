@@ -228,8 +228,8 @@ class Communicator(Peer):
     def on_membership_change(self, callback: Callable[[MembershipChange], object]) -> Subscription:
         """Calls `callback` with a `pccl.MembershipChange` when members come or go.
 
-        See `pccl.on_membership_change`. May be called before `connect`, which then tells of the
-        first membership, and once for several connections.
+        See `pccl.on_membership_change`. May be called before `connect` returns, which then tells of
+        the first membership, and once for several connections.
 
         Raises:
             InvalidArgument: `callback` cannot be called.
@@ -237,12 +237,13 @@ class Communicator(Peer):
         """
         func = "on_membership_change"
         self._check_usable(func)
-        first = not self._changes
-        made = self._changes.add(callback, func)
-        engine = self._engine
-        if first and engine is not None:
-            self._changes.begin(engine.membership()[3])
-            engine.on_change(self._changes.tell)
+        with self._lock:
+            first = not self._changes
+            made = self._changes.add(callback, func)
+            engine = self._engine
+            if first and engine is not None and self._candidate is None:
+                self._changes.begin(engine.membership()[3])
+                engine.on_change(self._changes.tell)
         return made
 
     def sync_shared_state(

@@ -75,6 +75,7 @@ class Peer(_core.Reducer):
         self._candidate: _core.Communicator | None = None  # while it joins
         self._standby: MasterNode | None = None  # a master of the run in this process
         self._closed = False
+        self._leaves = False  # whether the program asked it to leave, maybe before it was connected
         # Whether it was interrupted in calls that belong together, and the others go on with them.
         self._torn = False
         self._was_out = False  # whether it was out of the run, or torn, when it was closed
@@ -84,7 +85,7 @@ class Peer(_core.Reducer):
         self._fork = process.forks
         self._residuals = Residuals()
         self._changes = Changes()
-        # Guards _joining, _engine, _companions and _publisher; no blocking call holds it.
+        # Guards _joining, _candidate, _engine, _companions and _publisher; no blocking call holds it.
         self._lock = threading.Lock()
 
     def _check_replica(self, name: str | None, ranks: int | None) -> tuple[str, int]:
@@ -149,27 +150,35 @@ class Peer(_core.Reducer):
                 secret=self._secret,
                 quiet=self._quiet,
             )
-            self._candidate = engine
+            with self._lock:
+                self._changes.begin(())
+                engine.on_change(self._changes.tell)  # also for callbacks that come while it joins
+                self._candidate = engine
             try:
                 self._check_usable(func)  # closed by another thread, meanwhile
-                self._changes.begin(())
-                if self._changes:
-                    engine.on_change(self._changes.tell)
                 engine.join(min_peers=min_peers, attempts=attempts, timeout=limit, enter=enter)
             except BaseException:
                 engine.close()
                 raise
             self._residuals.clear()  # a newcomer starts with nothing
             self._torn = False
-            self._engine = engine
+            if self.draining:  # the engine before was asked, and was put out before it could leave
+                self._leaves = True
+            with self._lock:
+                self._engine, self._candidate = engine, None
+                if not self._changes:
+                    engine.on_change(None)  # or each call would look
+            if self._leaves:  # after _engine is set: see _drain
+                engine.drain()
             self._attach(engine)
             process.peers.add(self)
             if self._closed:
                 self._attach(None)
                 engine.close()
         finally:
-            self._joining = False
-            self._candidate = None
+            with self._lock:
+                self._joining = False
+                self._candidate = None
 
     @classmethod
     def _of_own_group(cls, group: int, address: str, **options: Any) -> Self:
@@ -201,7 +210,7 @@ class Peer(_core.Reducer):
     def draining(self) -> bool:
         """Whether this peer was asked to leave at its next admission point: see `pccl.drain`."""
         engine = self._engine
-        return engine is not None and engine.draining()
+        return self._leaves or (engine is not None and engine.draining())
 
     def _serve(self, func: str, required: bool) -> None:
         """Runs one of the run's masters in this process, until `close`, unless none is left."""
@@ -253,6 +262,9 @@ class Peer(_core.Reducer):
 
     def _drain(self) -> None:
         """Asks this peer to leave at its next admission point."""
+        # A handler of signals comes here in the middle of `_join`, which may hold the lock. If
+        # `_join` sets _engine after it is read here, it sees _leaves.
+        self._leaves = True
         engine = self._engine
         if engine is not None:
             engine.drain()

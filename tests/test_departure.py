@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 import weakref
 from functools import partial
 from typing import Any
 
 import pytest
 from programs import departure
-from workers import Program, Run, Worker, complaints, wait_for_line, wait_until_asleep
+from workers import Program, Run, Worker, complaints, eventually, wait_for_line, wait_until_asleep
 
+import pccl
 from pccl import _core
 from pccl.departure import OnSigterm
 
@@ -260,6 +262,38 @@ def test_the_signal_ends_a_forked_child(run: Run) -> None:
     peer = run.peer(departure.fork_and_wait)
     assert peer.expect("ended")["by"] == signal.SIGTERM
     assert peer.ends() == 0
+
+
+def test_one_that_is_asked_while_it_connects_is_asked_to_leave() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        first, second = (pccl.Communicator(master.address) for _ in range(2))
+        first.connect()
+        entering = threading.Thread(target=second.connect)
+        entering.start()
+        eventually(first.are_peers_pending)
+        pccl.drain(second)
+        while pccl.world_size(first) == 1:
+            first.update_topology()
+        entering.join()
+        assert second.draining
+        for comm in (second, first):
+            comm.close()
+
+
+@pytest.mark.parametrize("kicked", [False, True], ids=["before", "between"])
+def test_one_that_is_asked_before_it_connects_is_asked_to_leave(kicked: bool) -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comm = pccl.Communicator(master.address, name="comm")
+        if kicked:
+            comm.connect()
+            _core.command(master.address, "kick", "comm")
+            eventually(lambda: not comm._is_connected())
+        pccl.drain(comm)
+        assert comm.draining
+        comm.connect()
+        assert pccl.admit(comm=comm)  # it is new itself
+        with pytest.raises(pccl.Drained):
+            pccl.admit(comm=comm)
 
 
 def test_the_time_to_leave_keeps_no_communicator() -> None:

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from members import in_threads
 from programs import stats
-from workers import Run, Worker, wait_for_line, wait_until_asleep
+from workers import Run, Worker, eventually, wait_for_line, wait_until_asleep
 
 import pccl
 from pccl import _core
@@ -172,6 +173,29 @@ def test_ctrl_c_in_a_callback_ends_the_call() -> None:
         assert pccl.world_size(first) == 2
         second.close()
         first.close()
+
+
+def test_a_callback_that_comes_while_the_peer_connects_is_told_of_the_first_membership() -> None:
+    told: list[pccl.MembershipChange] = []
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        first, second, third = (pccl.Communicator(master.address) for _ in range(3))
+        first.connect()
+        entering = threading.Thread(target=second.connect)
+        entering.start()
+        eventually(first.are_peers_pending)
+        second.on_membership_change(told.append)
+        while pccl.world_size(first) == 1:
+            first.update_topology()
+        entering.join()
+        assert [(len(change.joined), change.rank) for change in told] == [(2, 1)]
+        entering = threading.Thread(target=third.connect)
+        entering.start()
+        eventually(lambda: any(in_threads([comm.are_peers_pending for comm in (first, second)])))
+        in_threads([first.update_topology, second.update_topology])
+        entering.join()
+        assert [len(change.joined) for change in told] == [2, 1]
+        for comm in (third, second, first):
+            comm.close()
 
 
 def test_a_callback_must_be_callable() -> None:
