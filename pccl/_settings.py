@@ -12,20 +12,48 @@ import re
 import time
 from collections.abc import Sequence
 from operator import index
+from typing import TYPE_CHECKING
 
 from pccl import _core
 from pccl.errors import InvalidArgument, located
 
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
 DEFAULT_PORT = 48148
 SECRET_VARIABLES = ("PCCL_SECRET", "PCCL_SECRET_FILE")
 _MAX_TAG = 2**64 - 1
+_MOST_SHOWN = 500  # characters of a wrong value
 _NUMBER = re.compile(r"[0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
+_WHOLE = re.compile(r"[0-9]+")
 _LEAST_SECONDS, _MOST_SECONDS = 1e-3, 1e8
 
 
 def text(variable: str) -> str | None:
     """The variable's value, or None."""
     return os.environ.get(variable) or None
+
+
+def shown(value: object) -> str:
+    """The value as a program writes it, for a sentence."""
+    try:
+        written = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return f"a value of the type {type(value).__name__} that is too long"
+    return written if len(written) <= _MOST_SHOWN else f"{written[:_MOST_SHOWN]}..."
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether the value is text that the engine can read: UTF-8 has no lone surrogates."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def number(given: str) -> float:
+    """The number that a variable has, by the engine's rule; NaN if it has none."""
+    return float(given) if _NUMBER.fullmatch(given) else math.nan
 
 
 def integer(
@@ -46,15 +74,15 @@ def integer(
             return default
     try:
         if isinstance(given, str) and name == variable:
-            number: int | None = int(given)
+            found = int(given) if _WHOLE.fullmatch(given) else None
         else:
-            number = index(given)  # type: ignore[arg-type]
+            found = index(given)  # type: ignore[arg-type]
     except (ValueError, TypeError):
-        number = None
-    if number is None or isinstance(given, bool) or not low <= number <= high:
-        sentence = f"{name} must be an integer in {low}..{high}, not {given!r}"
+        found = None
+    if found is None or isinstance(given, bool) or not low <= found <= high:
+        sentence = f"{name} must be an integer in {low}..{high}, not {shown(given)}"
         raise InvalidArgument.because(func, sentence)
-    return number
+    return found
 
 
 def seconds(timeout: float | None, func: str) -> float | None:
@@ -63,13 +91,13 @@ def seconds(timeout: float | None, func: str) -> float | None:
         # In a tenth of the time that os.environ takes.
         return _default_seconds(func) if _core.is_set("PCCL_TIMEOUT") else None
     try:
-        number = float(timeout)
-    except (TypeError, ValueError):
-        number = math.nan
-    if math.isnan(number) or number < 0:
-        sentence = f"a timeout is a number of seconds of at least 0, not {timeout!r}"
+        limit = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        limit = math.nan
+    if math.isnan(limit) or limit < 0:
+        sentence = f"a timeout is seconds in 0..1.8e308 or infinite, not {shown(timeout)}"
         raise InvalidArgument.because(func, sentence)
-    return None if math.isinf(number) else number
+    return None if math.isinf(limit) else limit
 
 
 def _default_seconds(func: str) -> float | None:
@@ -77,11 +105,22 @@ def _default_seconds(func: str) -> float | None:
     given = text("PCCL_TIMEOUT")
     if given is None or given == "none":
         return None
-    number = float(given) if _NUMBER.fullmatch(given) else math.nan
-    if not _LEAST_SECONDS <= number <= _MOST_SECONDS:
+    limit = number(given)
+    if not _LEAST_SECONDS <= limit <= _MOST_SECONDS:
         sentence = f'PCCL_TIMEOUT="{given}" is not seconds between 0.001 and 1e8, such as 2.5'
         raise InvalidArgument.because(func, sentence)
-    return number
+    return limit
+
+
+def masters(value: str, func: str) -> list[tuple[str, int]]:
+    """The hosts and ports of "host:port", or of several with commas between them.
+
+    Raises:
+        InvalidArgument: It is something else.
+    """
+    if not is_text(value) or not value:
+        raise InvalidArgument.because(func, f"a master is 'host:port', not {shown(value)}")
+    return _core.parse_masters(value, func)
 
 
 def master(value: str | None, func: str) -> str | None:
@@ -91,7 +130,7 @@ def master(value: str | None, func: str) -> str | None:
     found = text("PCCL_MASTER")
     if found is not None:
         with located(func, "PCCL_MASTER"):
-            _core.parse_masters(found, func)
+            masters(found, func)
     return found
 
 
@@ -99,8 +138,8 @@ def name(value: str | None, func: str) -> str:
     """A peer's name, checked; "" for None, for which the engine takes PCCL_NAME or its default."""
     if value is None:
         return ""
-    if not isinstance(value, str) or not _core.is_name(value):
-        raise InvalidArgument.because(func, f"name must be {_core.NAMES}, not {value!r}")
+    if not is_text(value) or not _core.is_name(value):
+        raise InvalidArgument.because(func, f"name must be {_core.NAMES}, not {shown(value)}")
     return value
 
 
@@ -129,8 +168,9 @@ def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
     """`advertise=`, else PCCL_ADVERTISE: one address, several, or several separated by commas."""
     given = text("PCCL_ADVERTISE") if value is None else value
     parts = given.split(",") if isinstance(given, str) else () if given is None else given
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
-        raise InvalidArgument.because(func, f"advertise takes addresses as text, not {given!r}")
+    if not isinstance(parts, Sequence) or not all(is_text(part) for part in parts):
+        sentence = f"advertise takes addresses as text, not {shown(given)}"
+        raise InvalidArgument.because(func, sentence)
     found = [part.strip() for part in parts if part.strip()]
     with located(func, "PCCL_ADVERTISE" if value is None else "advertise"):
         _core.check_advertised(found, func)
@@ -146,8 +186,9 @@ def secret(value: str | bytes | _core.Secret | None, func: str) -> _core.Secret 
         return _core.Secret.from_environment(func)
     if isinstance(value, _core.Secret):
         return value
-    given: object = value.strip().encode() if isinstance(value, str) else value
+    given: object = value.strip().encode() if is_text(value) else value
     if not isinstance(given, (bytes, bytearray, memoryview)):
-        sentence = f"secret must be text or bytes, not {type(given).__name__}"
+        what = "text with lone surrogates" if isinstance(given, str) else type(given).__name__
+        sentence = f"secret must be text or bytes, not {what}"
         raise InvalidArgument.because(func, sentence)
     return _core.Secret.of(bytes(given), func)

@@ -132,10 +132,7 @@ def drain_seconds(func: str) -> float:
     given = _settings.text("PCCL_DRAIN_SECONDS")
     if given is None:
         return _DEFAULT_SECONDS
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
+    seconds = _settings.number(given)
     if not 0 <= seconds <= 1e6:
         sentence = f"PCCL_DRAIN_SECONDS is a number of seconds from 0 to 1e6, not {given!r}"
         raise InvalidArgument.because(func, sentence)

@@ -45,8 +45,9 @@ class MasterNode:
         min_peers: int = 1,
         place: tuple[int, int] = (0, 1),
     ) -> None:
-        if not isinstance(listen_address, str) or not listen_address:
-            sentence = f"listen_address must be 'host:port', not {listen_address!r}"
+        if not _settings.is_text(listen_address) or not listen_address:
+            written = _settings.shown(listen_address)
+            sentence = f"listen_address must be 'host:port', not {written}"
             raise InvalidArgument.because("MasterNode", sentence)
         self._secret = _settings.secret(secret, "MasterNode")
         self._min_peers = _settings.integer(min_peers, "min_peers", "MasterNode", 1, _MAX_PEERS)

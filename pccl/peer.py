@@ -54,10 +54,8 @@ class Peer(_core.Reducer):
     ) -> None:
         super().__init__()
         func = "Communicator"
-        if not isinstance(address, str) or not address:
-            raise InvalidArgument.because(func, f"address must be 'host:port', not {address!r}")
+        _settings.masters(address, func)
         _core.check_settings(func)  # which are read when it connects
-        _core.parse_masters(address, func)
         self._secret = _settings.secret(secret, func)
         self._address = address
         self._group = _settings.integer(peer_group, "peer_group", func, 0, _MAX_GROUP)
@@ -95,10 +93,9 @@ class Peer(_core.Reducer):
         if name is None or ranks is None:
             sentence = "replica_id and ranks_per_replica go together"
             raise InvalidArgument.because(func, sentence)
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_REPLICA_NAME:
-            sentence = (
-                f"replica_id must be a string of 1 to {_MAX_REPLICA_NAME} bytes, not {name!r}"
-            )
+        if not _settings.is_text(name) or not 0 < len(name.encode()) <= _MAX_REPLICA_NAME:
+            written = _settings.shown(name)
+            sentence = f"replica_id must be text of 1 to {_MAX_REPLICA_NAME} bytes, not {written}"
             raise InvalidArgument.because(func, sentence)
         ranks = _settings.integer(ranks, "ranks_per_replica", func, 1, _MAX_RANKS)
         if self._group >= ranks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import pccl
@@ -80,3 +82,54 @@ def test_a_timeout_may_be_longer_than_the_engine_counts_attempts() -> None:
     with pccl.MasterNode("127.0.0.1:0") as master:
         with pccl.init(master.address, timeout=1e10):
             assert pccl.world_size() == 1
+
+
+@pytest.mark.parametrize("value", [10**400, 10**5000, "x", -1, float("nan")], ids=range(5))
+def test_a_timeout_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=r"seconds in 0..1.8e308 or infinite, not ."):
+        pccl.init("127.0.0.1:1", timeout=value)
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        with pytest.raises(pccl.InvalidArgument, match="wait failed: a timeout is seconds"):
+            master.wait(value)
+
+
+def test_an_integer_that_python_does_not_write_is_refused() -> None:
+    with pytest.raises(pccl.InvalidArgument, match="port must be .* type int that is too long"):
+        pccl.Communicator("127.0.0.1:1", port=10**5000)
+
+
+@pytest.mark.parametrize("variable", ["PCCL_MIN_PEERS", "PCCL_PORT", "PCCL_DRAIN_SECONDS"])
+@pytest.mark.parametrize("value", ["1_0", " 0 ", "+5", "\u0665"])
+def test_numbers_in_variables_have_digits_only(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(pccl.InvalidArgument, match=variable):
+        pccl.init("127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"address": "\ud800:1"},
+        {"replica_id": "\ud800", "ranks_per_replica": 1},
+        {"name": "\ud800"},
+        {"advertise": "\ud800"},
+        {"advertise": ["a", "\ud800"]},
+        {"secret": "\ud800"},
+    ],
+)
+def test_text_that_utf8_does_not_have_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(pccl.InvalidArgument) as refused:
+        pccl.Communicator(**{"address": "127.0.0.1:1", **options})
+    assert "\ud800" not in str(refused.value)  # which could not be printed
+
+
+def test_an_address_that_utf8_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for make in (pccl.init, pccl.follow, pccl.MasterNode):
+        with pytest.raises(pccl.InvalidArgument, match="'host:port', not"):
+            make("\ud800:1")
+    monkeypatch.setenv("PCCL_MASTER", "\udcff:1")
+    for make in (pccl.init, pccl.follow):
+        with pytest.raises(pccl.InvalidArgument, match="PCCL_MASTER: a master is 'host:port', not"):
+            make()

@@ -149,12 +149,10 @@ def follow(
         InvalidArgument: An argument makes no sense.
     """
     address = _settings.master(master, FUNC)
-    if not isinstance(address, str) or not address:
-        sentence = f"master must be 'host:port', not {address!r}"
-        if address is None:
-            sentence = "give the master as 'host:port', or set PCCL_MASTER"
+    if address is None:
+        sentence = "give the master as 'host:port', or set PCCL_MASTER"
         raise InvalidArgument.because(FUNC, sentence)
-    _core.parse_masters(address, FUNC)
+    _settings.masters(address, FUNC)
     _core.check_settings(FUNC)
     number = _settings.integer(group, "group", FUNC, 0, GROUPS - 1)
     known = _settings.secret(secret, FUNC)

@@ -372,7 +372,7 @@ def _straggler_timeout(text: str) -> str:
     try:
         seconds(0.001, 1e8)(text)
     except argparse.ArgumentTypeError:
-        sentence = f"must be at least 0.001 seconds, or `none`, not {text!r}"
+        sentence = f"must be seconds in 0.001..1e8, or `none`, not {text!r}"
         raise argparse.ArgumentTypeError(sentence) from None
     return text
 
