@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from threading import Thread
 
-from pccl import _core
+from pccl import _core, _settings
 from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master_node import MasterNode
 
@@ -14,8 +15,10 @@ __all__ = ["place_of", "standby"]
 
 Address = tuple[str, int]
 
+_RESOLVE_SECONDS = 6.0  # resolvers usually go on to their second server after 5 s
 
-def _hosts(host: str) -> set[str]:
+
+def _resolve(host: str) -> set[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -23,10 +26,30 @@ def _hosts(host: str) -> set[str]:
     return {str(item[4][0]) for item in found}
 
 
-def _is_here(host: str) -> bool:
-    """Whether the host is this machine."""
+def _resolved(hosts: Iterable[str], timeout: float | None) -> dict[str, set[str]]:
+    """The addresses of those hosts that are resolved within `timeout` seconds; None: of all.
+
+    All are asked for at once. Nobody can stop a resolver, which may take half a minute for a name:
+    its thread ends later.
+    """
+    known: dict[str, set[str]] = {}
+
+    def resolve(host: str) -> None:
+        known[host] = _resolve(host)
+
+    limit = _settings.Deadline(timeout)
+    threads = [Thread(target=resolve, args=(host,), daemon=True) for host in set(hosts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit.left())
+    return known.copy()  # without those that come later
+
+
+def _is_here(addresses: set[str]) -> bool:
+    """Whether one of the addresses is this machine's."""
     own = set(_core.interface_addresses()) | {"::1", "0.0.0.0", "::", ""}
-    return any(known in own or known.startswith("127.") for known in _hosts(host))
+    return any(known in own or known.startswith("127.") for known in addresses)
 
 
 def place_of(listen: str, masters: Sequence[Address], func: str) -> int:
@@ -37,11 +60,13 @@ def place_of(listen: str, masters: Sequence[Address], func: str) -> int:
     """
     host, port = _core.parse_masters(listen, func)[0]
     any_host = host in ("", "0.0.0.0", "::")
+    same_port = {index: other for index, (other, used) in enumerate(masters) if used == port}
+    known = _resolved([host, *same_port.values()], None)
     found = [
         index
-        for index, (other, other_port) in enumerate(masters)
-        if other_port == port
-        and (other == host or (_is_here(other) if any_host else bool(_hosts(other) & _hosts(host))))
+        for index, other in same_port.items()
+        if other == host
+        or (_is_here(known[other]) if any_host else bool(known[other] & known[host]))
     ]
     if len(found) == 1:
         return found[0]
@@ -67,14 +92,13 @@ def _listen(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _own(masters: Sequence[Address]) -> Iterator[tuple[int, str]]:
-    for index, (host, port) in enumerate(masters):
-        if _is_here(host):
-            yield index, _listen(host, port)
-
-
-def standby(addresses: str, secret: _core.Secret | None, func: str) -> MasterNode:
+def standby(
+    addresses: str, secret: _core.Secret | None, func: str, timeout: float | None = None
+) -> MasterNode:
     """Runs one of these masters in this process: the first of this machine whose port is free.
+
+    Names that are not resolved in time are taken for other machines'. This takes at most half of
+    `timeout` seconds, so that time to join is left.
 
     Raises:
         InvalidArgument: There is one address only.
@@ -84,9 +108,15 @@ def standby(addresses: str, secret: _core.Secret | None, func: str) -> MasterNod
     if len(masters) < 2:
         sentence = "a standby needs the addresses of all masters, as in 'host-a:48148,host-b:48148'"
         raise InvalidArgument.because(func, sentence)
+    limit = _RESOLVE_SECONDS if timeout is None else min(timeout / 2, _RESOLVE_SECONDS)
+    known = _resolved((host for host, _ in masters), limit)
     why = "none of the masters' addresses is one of this machine"
-    for index, listen in _own(masters):
-        node = MasterNode(listen, secret=secret, place=(index, len(masters)))
+    if late := [host for host, _ in masters if host not in known]:
+        why += f"; not resolved within {limit:g} s: {', '.join(late)}"
+    for index, (host, port) in enumerate(masters):
+        if not _is_here(known.get(host, set())):
+            continue
+        node = MasterNode(_listen(host, port), secret=secret, place=(index, len(masters)))
         try:
             node.run()
         except PCCLError as error:

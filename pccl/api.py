@@ -246,7 +246,9 @@ def init(
             comm._changes = _unmet.changes
         try:
             if standby or (standby is None and asked):
-                comm._serve(func, required=standby is not None)
+                deadline = _settings.Deadline(limit)
+                comm._serve(func, required=standby is not None, timeout=limit)
+                limit = deadline.left()
             comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
         except BaseException:
             comm.close()

@@ -209,10 +209,10 @@ class Peer(_core.Reducer):
         engine = self._engine
         return self._leaves or (engine is not None and engine.draining())
 
-    def _serve(self, func: str, required: bool) -> None:
+    def _serve(self, func: str, required: bool, timeout: float | None) -> None:
         """Runs one of the run's masters in this process, until `close`, unless none is left."""
         try:
-            self._standby = _masters.standby(self._address, self._secret, func)
+            self._standby = _masters.standby(self._address, self._secret, func, timeout)
         except InvalidUsage:
             if required:
                 raise

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,8 +21,8 @@ import pytest
 from programs import master_lists, several_masters
 from workers import FAST, Masters, Worker, eventually, free_ports, masters, wait_for_line
 
-from pccl import _core, _masters
-from pccl.errors import InvalidArgument, PCCLError
+from pccl import _core, _masters, api
+from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import make_secret
 
 
@@ -371,6 +373,33 @@ def test_a_standby_listens_where_others_reach_it(monkeypatch: pytest.MonkeyPatch
         standby = _masters.standby(f"{elsewhere},{host}:{port}", secret, "test")
         standby.interrupt()
         assert standby.address in [f"{one}:{port}" for one in bound]
+
+
+def test_a_standby_does_not_wait_for_names_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    resolve = socket.getaddrinfo
+
+    def slowly(host: Any, *rest: Any, **options: Any) -> Any:
+        if host == "slow-host":
+            over.wait(30)
+            raise socket.gaierror
+        return resolve(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    try:
+        port, other = free_ports(2)
+        standby = _masters.standby(f"slow-host:{port},127.0.0.1:{port}", None, "test", 0.2)
+        standby.interrupt()
+        assert standby.address == f"127.0.0.1:{port}"
+        elsewhere = f"slow-host:{port},198.51.100.1:{port}"
+        with pytest.raises(InvalidUsage, match="not resolved within 0.1 s: slow-host"):
+            _masters.standby(elsewhere, None, "test", 0.2)
+        begun = time.monotonic()
+        with pytest.raises(PCCLError):
+            api.init(f"slow-host:{port},127.0.0.1:{other}", timeout=0.2, standby=True)
+        assert time.monotonic() - begun < 5
+    finally:
+        over.set()
 
 
 def test_a_process_for_which_no_place_is_left_can_be_no_standby() -> None:
