@@ -83,7 +83,8 @@ class Peer(_core.Reducer):
         self._fork = process.forks
         self._residuals = Residuals()
         self._changes = Changes()
-        # Guards _joining, _candidate, _engine, _companions and _publisher; no blocking call holds it.
+        # Guards _joining, _candidate, _engine, _companions and _publisher. No blocking call holds
+        # it.
         self._lock = threading.Lock()
 
     def _check_replica(self, name: str | None, ranks: int | None) -> tuple[str, int]:
