@@ -112,8 +112,9 @@ def test_the_end_of_the_rank_that_runs_the_master_is_a_loss(job: Job) -> None:
         assert all("rank 0" in error for error in errors), errors
 
 
-def test_a_loss_in_backward_is_an_exception_of_backward(job: Job) -> None:
-    workers = job.start(3, torch_training.loss_in_backward)
+@pytest.mark.parametrize("hook", [None, "FP16_COMPRESS"])
+def test_a_loss_in_backward_is_an_exception_of_backward(job: Job, hook: str | None) -> None:
+    workers = job.start(3, partial(torch_training.loss_in_backward, hook))
     for worker in workers:
         worker.expect("ready", 60)
     workers[1].signal(signal.SIGKILL)
@@ -122,6 +123,19 @@ def test_a_loss_in_backward_is_an_exception_of_backward(job: Job) -> None:
         assert "PeerLost" in answer["backward"] and "rank 1 of 3" in answer["backward"], answer
         assert answer["later"].startswith("PeerLost")
         assert worker.ends() == 0
+
+
+def test_a_failed_all_reduce_of_float16_is_an_error_for_callers_in_cpp(job: Job) -> None:
+    first, second = job.start(2, torch_backend.functional_calls_that_fail)
+    for worker in (first, second):
+        worker.expect("ready", 60)
+    second.signal(signal.SIGKILL)
+    answer = first.expect("done", 60)
+    assert answer["total"] == [2.0] * 4
+    assert answer["misfit"].startswith("MismatchedCall"), answer
+    assert all(error.startswith("PeerLost") for error in answer["errors"]), answer
+    assert answer["states"] == [[True, False]] * 2
+    assert first.ends() == 0
 
 
 def test_members_that_call_different_things_are_told(job: Job) -> None:

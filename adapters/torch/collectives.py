@@ -27,7 +27,7 @@ from pccl.adapters.torch.tensor_bytes import (
     operation_of,
     write,
 )
-from pccl.adapters.torch.work import Work, typed_work
+from pccl.adapters.torch.work import TypedWork, Work
 from pccl.errors import PCCLError
 from pccl.types import DataType, ReduceOp
 
@@ -100,11 +100,12 @@ class Collectives(Group):
             return self._reduce_sparse(tensors, opts)
         work = self._reduce_all("allreduce", tensors, opts)
         # DDP's built-in fp16 hook, in C++, takes the value of the work's future for a C++ list.
+        # Callers in Python need the other kind: they may give it to C++, as DDP's `join` does.
         # Autograd's thread for a GPU has no frame of Python below this call.
         caller = sys._getframe(1).f_back
         calls = () if caller is None else caller.f_code.co_names
         in_cpp = tensors[0].dtype == torch.float16 and "allreduce" not in calls
-        return typed_work(work) if in_cpp else work
+        return TypedWork(work) if in_cpp else work
 
     def _reduce_sparse(self, tensors: Any, options: Any) -> Work:
         (tensor,) = tensors

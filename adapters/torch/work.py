@@ -188,9 +188,41 @@ def typed(done: Future[bool], tensors: List[Tensor]) -> Future[List[Tensor]]:
 """).typed
 
 
-def typed_work(work: Work) -> Any:
-    """`work` for a caller in C++ that takes the future's value for a list of tensors."""
-    return _c10d._create_work_from_future(_typed()(work.get_future(), work.result()))
+@all_untraced
+class TypedWork(_c10d.Work):  # type: ignore[misc]  # torch is not typed
+    """`work` for a caller in C++ that takes the future's value for a list of tensors. *any thread*
+
+    Its half in C++ asks this object for everything. C++ keeps this object where the collective was
+    called from C++, and not where Python gives a work to C++: `Work` is for that.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return self._work.wait(timeout)
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> Exception | None:
+        return self._work.exception()
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._work.result()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        made: torch.futures.Future[list[torch.Tensor]] = _typed()(
+            self._work.get_future(), self._work.result()
+        )
+        return made
 
 
 class _Callbacks:

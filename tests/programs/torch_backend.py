@@ -356,3 +356,28 @@ def calls_after_a_loss(lost: int) -> None:
     ):
         errors.append(failure(call))
     say(event="done", errors=errors)
+
+
+def functional_calls_that_fail() -> None:
+    """All-reduces of float16 by C++ that do not fit, and one after a loss."""
+    import functools
+
+    import torch.distributed._functional_collectives as functional
+
+    rank, _ = begin()
+    group = dist.group.WORLD
+    reduce = functools.partial(type(group).allreduce, group)  # unlike a call in Python
+
+    def called_in_cpp(count: int) -> Any:
+        return functional.all_reduce(torch.ones(count, dtype=torch.float16), "sum", group) + 0
+
+    total = called_in_cpp(4).tolist()
+    misfit = failure(called_in_cpp, 4 + rank)
+    say(event="ready")
+    if rank == 1:
+        hear()  # killed here
+    works = [reduce([torch.ones(2, dtype=torch.float16)]) for _ in range(2)]
+    errors = [failure(called_in_cpp, 4), *(failure(work.wait) for work in works)]
+    states = [(work.is_completed(), work.is_success()) for work in works]
+    dist.destroy_process_group()
+    say(event="done", total=total, misfit=misfit, errors=errors, states=states)

@@ -148,11 +148,14 @@ def dtensors() -> None:
     say(event="done", wrong=wrong)
 
 
-def loss_in_backward() -> None:
+def loss_in_backward(hook: str | None) -> None:
+    """`hook`: one of `BuiltinCommHookType`."""
     from torch.nn.parallel import DistributedDataParallel
 
     rank, size = begin()
     net = DistributedDataParallel(model(), bucket_cap_mb=0.002)
+    if hook is not None:
+        net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook))
     x, y = batch(0, rank, size)
     torch.nn.functional.mse_loss(net(x), y).backward()
     loss = torch.nn.functional.mse_loss(net(x), y)
