@@ -20,6 +20,7 @@ from made_once import made_once
 from torch_jobs import Job, torch_job
 from workers import Worker
 
+from pccl import _settings
 from pccl.communicator import Communicator
 from pccl.errors import InvalidUsage, Timeout
 
@@ -27,7 +28,7 @@ pytest.importorskip("torch")
 import torch
 from programs import torch_messages
 
-from pccl.adapters.torch import work
+from pccl.adapters.torch import rendezvous, work
 from pccl.adapters.torch.composed import AllToAll, Parts
 from pccl.adapters.torch.mailbox import USER, Letter
 from pccl.adapters.torch.messages import Messages
@@ -307,6 +308,23 @@ def test_ranks_meet_after_one_gave_up_on_the_way(
     assert sorted(again.order) == [0, 1] and other.order == again.order
     for member in (other, again):
         member.close()
+
+
+def test_a_member_that_runs_the_master_waits_for_no_lost_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PCCL_BIND", "127.0.0.1")
+    store = torch.distributed.HashStore()
+    first, lost = (Member(store, "pair", [0, 1], rank, 60.0, "w") for rank in (0, 1))
+    thread = threading.Thread(target=lost.join, daemon=True)
+    thread.start()
+    first.join()
+    thread.join(60.0)
+    lost.comm.close()  # without a word in the store
+    first.poll(lambda: first.gone() == [1], _settings.Deadline(60.0))
+    began = time.monotonic()
+    first.close()
+    assert time.monotonic() - began < rendezvous._FAREWELL / 2
 
 
 class Alone:

@@ -147,7 +147,7 @@ class Member:
         self._comm: Communicator | None = None
         self._peers: list[str] = []  # ids, by rank
         self.order: list[int] = []  # pccl's ranks, by rank; empty until `join` is over
-        self._present: list[int] = []  # ranks that were members when this one left
+        self._present: list[int] = []  # ranks that were there when this one left
         self._left = threading.Event()
         self._lock = threading.Lock()  # guards _serves, _comm and the setting of _left
 
@@ -388,7 +388,8 @@ class Member:
             comm = self._comm
         if comm is not None:
             with suppress(PCCLError):
-                present = comm._joined("shutdown").membership()[3]
+                # Not those that were there in the last call: a lost one would never leave.
+                present = comm._joined("shutdown").present()
                 self._present = [r for r, peer in enumerate(self._peers) if peer in present]
             comm.close()
         with suppress(Exception):  # the store's process may be gone
