@@ -188,7 +188,9 @@ def test_ranks_that_are_started_again_with_the_store_they_had(where: str) -> Non
 def test_the_rank_that_runs_the_master_waits_once_for_those_that_stay(job: Job) -> None:
     first, last = job.start(2, torch_backend.close_many_groups)
     last.expect("ready", 60)
-    assert 1.5 < first.expect("done", 60)["seconds"] < 6  # each of the four groups waited 2 s
+    answer = first.expect("done", 60)
+    assert answer["first"] < 2  # others use the master, too
+    assert 2.5 < answer["seconds"] < 8  # not 3 s for each of the four groups
     last.tell("go")
     last.expect("done", 60)
     assert [first.ends(), last.ends()] == [0, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import socket
 import threading
@@ -35,11 +34,15 @@ _CONFIRM = 5.0
 # Seconds after which a rank that waits to get into a group looks whether it is still the one, at
 # first. Later it is longer each time: a rank that looks is out of the group for a moment.
 _LOOK = 1.0
-# Seconds that a member which runs the master waits for the others to leave a group.
+# Seconds that a member which runs the master waits for the others to leave its groups.
 _FAREWELL = 10.0
-# It does not wait for groups that close so many seconds after it waited in vain: a job may have
-# many groups, and those who stay in one stay in all.
-_SAME_END = 1.0
+
+
+def _has(store: Any, keys: Sequence[str]) -> bool:
+    try:
+        return bool(store.check(list(keys)))
+    except Exception:  # its process is gone
+        return True
 
 
 class _Master:
@@ -52,7 +55,8 @@ class _Master:
         self._lock = threading.Lock()
         self._node: MasterNode | None = None
         self._groups = 0
-        self._gave_up = -math.inf  # on the clock of time.monotonic()
+        # Stores of groups that this process has left, with keys by which others say that they left.
+        self._staying: list[tuple[Any, Sequence[str]]] = []
 
     def acquire(self, host: str) -> str:
         with self._lock:
@@ -63,23 +67,30 @@ class _Master:
             self._groups += 1
             return self._node.address
 
-    def wait_for(self, store: Any, keys: Sequence[str]) -> None:
-        """Waits a while until the store has these keys, by which members say that they left."""
-        with self._lock:
-            in_vain = time.monotonic() <= self._gave_up + _SAME_END
-        if not in_vain:
-            with suppress(Exception):  # members that do not leave in time are cut off
-                store.wait(keys, timedelta(seconds=_FAREWELL))
-                return
-        with self._lock:
-            self._gave_up = time.monotonic()
+    def release(self, store: Any, keys: Sequence[str]) -> None:
+        """Ends its use for a group. Members set `keys` in the store when they leave that group.
 
-    def release(self) -> None:
+        Others may stay in the group as long as the master serves another one. After the last one it
+        waits a while for all of them.
+        """
         with self._lock:
             self._groups -= 1
-            if self._groups == 0 and self._node is not None:
-                node, self._node = self._node, None
-                node.interrupt()
+            self._staying = [group for group in self._staying if not _has(*group)]
+            if keys:
+                self._staying.append((store, keys))
+            if self._groups > 0 or self._node is None:
+                return
+            node, self._node = self._node, None
+            staying, self._staying = self._staying, []
+        deadline = time.monotonic() + _FAREWELL
+        try:
+            with suppress(Exception):  # members that do not leave in time are cut off
+                for store, keys in staying:
+                    # Stores take 0 for no limit.
+                    left = max(deadline - time.monotonic(), 0.001)
+                    store.wait(list(keys), timedelta(seconds=left))
+        finally:
+            node.interrupt()
 
 
 _master = _Master()
@@ -396,10 +407,9 @@ class Member:
             self._store.set(self._key("left", self._rank), "1")
 
     def close(self) -> None:
-        """Leaves. A member that runs the master first waits a while for the others to leave."""
+        """Leaves. The last group that this process serves waits a while for the others to leave."""
         self.leave()
         with self._lock:
             serves, self._serves = self._serves, ""
         if serves:
-            _master.wait_for(self._store, [self._key("left", rank) for rank in self._present])
-            _master.release()
+            _master.release(self._store, [self._key("left", rank) for rank in self._present])
