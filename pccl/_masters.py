@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from threading import Thread
 
 from pccl import _core, _settings
@@ -16,6 +17,23 @@ __all__ = ["place_of", "standby"]
 Address = tuple[str, int]
 
 _RESOLVE_SECONDS = 6.0  # resolvers usually go on to their second server after 5 s
+
+
+def _is_name(host: str) -> bool:
+    """Whether only a name server, or a file of names, knows the address."""
+    for read in (ipaddress.ip_address, socket.inet_aton):  # the second also takes 127.1
+        with suppress(ValueError, OSError):
+            read(host)
+            return False
+    return host != ""
+
+
+def _is_loopback_name(host: str) -> bool:
+    """Whether that name means this machine, and is not the machine's own."""
+    name = host.lower().rstrip(".")
+    return name.startswith(("localhost", "ip6-localhost", "ip6-loopback")) or name.endswith(
+        ".localhost"
+    )
 
 
 def _resolve(host: str) -> set[str]:
@@ -38,7 +56,11 @@ def _resolved(hosts: Iterable[str], timeout: float | None) -> dict[str, set[str]
         known[host] = _resolve(host)
 
     limit = _settings.Deadline(timeout)
-    threads = [Thread(target=resolve, args=(host,), daemon=True) for host in set(hosts)]
+    wanted = set(hosts)
+    for host in wanted:
+        if not _is_name(host):
+            resolve(host)  # at once
+    threads = [Thread(target=resolve, args=(host,), daemon=True) for host in wanted - known.keys()]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -75,19 +97,11 @@ def place_of(listen: str, masters: Sequence[Address], func: str) -> int:
     raise InvalidArgument.because(func, sentence)
 
 
-def _is_name(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return True
-    return False
-
-
 def _listen(host: str, port: int) -> str:
     """Where the master with this address listens."""
     # This machine may know its own name as an address that no other one reaches: 127.0.1.1 on
     # Debian.
-    if _is_name(host) and host.lower() != "localhost":
+    if _is_name(host) and not _is_loopback_name(host):
         return f":{port}"  # all interfaces
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

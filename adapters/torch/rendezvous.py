@@ -75,19 +75,22 @@ class _Master:
         """
         with self._lock:
             self._groups -= 1
-            self._staying = [group for group in self._staying if not _has(*group)]
             if keys:
                 self._staying.append((store, keys))
+            before = list(self._staying)
+        over = [group for group in before if _has(*group)]  # without the lock: it may take long
+        with self._lock:
+            self._staying = [group for group in self._staying if group not in over]
             if self._groups > 0 or self._node is None:
                 return
             node, self._node = self._node, None
             staying, self._staying = self._staying, []
         deadline = time.monotonic() + _FAREWELL
         try:
-            with suppress(Exception):  # members that do not leave in time are cut off
-                for store, keys in staying:
-                    # Stores take 0 for no limit.
-                    left = max(deadline - time.monotonic(), 0.001)
+            for store, keys in staying:
+                # Stores take 0 for no limit.
+                left = max(deadline - time.monotonic(), 0.001)
+                with suppress(Exception):  # members that do not leave in time are cut off
                     store.wait(list(keys), timedelta(seconds=left))
         finally:
             node.interrupt()

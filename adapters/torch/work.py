@@ -192,8 +192,8 @@ def typed(done: Future[bool], tensors: List[Tensor]) -> Future[List[Tensor]]:
 class TypedWork(_c10d.Work):  # type: ignore[misc]  # torch is not typed
     """`work` for a caller in C++ that takes the future's value for a list of tensors. *any thread*
 
-    Its half in C++ asks this object for everything. C++ keeps this object where the collective was
-    called from C++, and not where Python gives a work to C++: `Work` is for that.
+    Its half in C++ asks this object to wait, and for the future. C++ keeps this object where the
+    collective was called from C++, and not where Python gives a work to C++: `Work` is for that.
     """
 
     def __init__(self, work: Work) -> None:
