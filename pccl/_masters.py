@@ -28,12 +28,13 @@ def _is_name(host: str) -> bool:
     return host != ""
 
 
+_LOOPBACK_NAMES = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
+
+
 def _is_loopback_name(host: str) -> bool:
     """Whether that name means this machine, and is not the machine's own."""
-    name = host.lower().rstrip(".")
-    return name.startswith(("localhost", "ip6-localhost", "ip6-loopback")) or name.endswith(
-        ".localhost"
-    )
+    name = host.lower().rstrip(".").removesuffix(".localdomain")
+    return name in _LOOPBACK_NAMES or name.endswith(".localhost")
 
 
 def _resolve(host: str) -> set[str]:

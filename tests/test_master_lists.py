@@ -357,7 +357,8 @@ def test_a_standby_takes_the_place_that_is_free_and_serves_in_it() -> None:
 
 def test_a_standby_listens_where_others_reach_it() -> None:
     # Debian's /etc/hosts has 127.0.1.1 for the machine's own name.
-    assert _masters._listen("deb-host", 5) == ":5"  # all interfaces
+    for host in ("deb-host", "localhost-a"):
+        assert _masters._listen(host, 5) == ":5"  # all interfaces
     for host in ("localhost", "Localhost.", "a.localhost", "ip6-localhost", "127.1", "192.0.2.1"):
         assert _masters._listen(host, 5) == f"{host}:5"
     assert _masters._listen("::1", 5) == "[::1]:5"
