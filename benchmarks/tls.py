@@ -25,11 +25,15 @@ _CALLS = 4  # in one turn
 _SEED_CALLS = 3  # before the first turn
 
 
-def cipher_seconds_per_gb() -> float:
+_NAMES = {"aes": "aes-128-gcm", "chacha20": "chacha20-poly1305"}  # for openssl
+
+
+def cipher_seconds_per_gb(cipher: str) -> float:
     """CPU seconds to encrypt or decrypt 1 GB in records of 16 KiB, on one core."""
-    command = ["openssl", "speed", "-seconds", "1", "-bytes", "16384", "-evp"]
-    done = subprocess.run([*command, "aes-128-gcm"], capture_output=True, text=True, check=True)
-    found = re.search(r"^AES-128-GCM\s+([\d.]+)k", done.stdout, re.MULTILINE | re.IGNORECASE)
+    name = _NAMES[cipher]
+    command = ["openssl", "speed", "-seconds", "1", "-bytes", "16384", "-evp", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(rf"^{name}\s+([\d.]+)k", done.stdout, re.MULTILINE | re.IGNORECASE)
     assert found, done.stdout
     return 1e9 / (float(found[1]) * 1e3)
 
@@ -129,12 +133,14 @@ def main() -> None:
     parser.add_argument("--worlds", default="2,4")
     parser.add_argument("--size", type=int, default=64 << 20, help="bytes of the array")
     parser.add_argument("--seconds", type=float, default=20, help="for each world size")
+    parser.add_argument("--cipher", choices=sorted(_NAMES), default="aes")
     parser.add_argument("--json", help="a file for the results")
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.member is not None:
         return member(options.member)
-    cipher = cipher_seconds_per_gb()
+    os.environ["PCCL_CIPHER"] = options.cipher  # the masters' as well as the ranks'
+    cipher = cipher_seconds_per_gb(options.cipher)
     rows = [
         measure(int(n), options.size, options.seconds, cipher) for n in options.worlds.split(",")
     ]

@@ -110,6 +110,7 @@ def _library() -> Any:
         "SSL_new",
         "SSL_SESSION_new",
         "SSL_CIPHER_find",
+        "SSL_get_current_cipher",
         "EVP_PKEY_Q_keygen",
         "X509_new",
         "X509_getm_notBefore",
@@ -220,6 +221,13 @@ class End:
     def shake(self) -> bool:
         """Whether the handshake came to its end here."""
         return bool(self._ssl.SSL_do_handshake(self._end) == 1)
+
+    def suite(self) -> str:
+        """The name of the suite that both ends have agreed on."""
+        name = self._ssl.SSL_CIPHER_get_name
+        name.restype = ctypes.c_char_p
+        found: bytes = name(_pointer(self._ssl.SSL_get_current_cipher(self._end)))
+        return found.decode()
 
     def write(self, data: bytes) -> bool:
         return bool(self._ssl.SSL_write(self._end, data, len(data)) == len(data))

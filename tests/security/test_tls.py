@@ -102,10 +102,9 @@ def test_an_impostor_master_gets_nothing(options: dict[str, object]) -> None:
         {"key": tlspeer.control_key(SECRET), "identity": b"pccl link"},
         {"key": tlspeer.control_key(SECRET), "version": tlspeer.TLS12},
         {"key": tlspeer.control_key(SECRET), "suite": "TLS_AES_256_GCM_SHA384"},
-        {"key": tlspeer.control_key(SECRET), "suite": "TLS_CHACHA20_POLY1305_SHA256"},
         {"key": tlspeer.control_key(SECRET), "groups": "P-256"},
     ],
-    ids=["none", "wrong", "link", "name", "tls-1.2", "aes-256", "chacha20", "p-256"],
+    ids=["none", "wrong", "link", "name", "tls-1.2", "aes-256", "p-256"],
 )
 def test_an_impostor_peer_gets_nothing(options: dict[str, object]) -> None:
     with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
@@ -127,6 +126,49 @@ def test_the_right_key_is_the_documents_and_no_tickets_are_given() -> None:
         assert end.read()[:4] == b"PCCL"  # Refused
         assert tlspeer.NEW_SESSION_TICKET not in {kind for _, kind in end.messages}
         end.free()
+
+
+AES, CHACHA = "TLS_AES_128_GCM_SHA256", "TLS_CHACHA20_POLY1305_SHA256"
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("ours", "theirs", "used"),
+    [
+        ("aes", f"{AES}:{CHACHA}", AES),
+        ("aes", f"{CHACHA}:{AES}", CHACHA),
+        ("chacha20", f"{AES}:{CHACHA}", CHACHA),
+        ("chacha20", AES, AES),  # an older version of pccl
+        ("aes", CHACHA, CHACHA),
+    ],
+)
+def test_chacha20_is_used_where_an_end_prefers_it(
+    monkeypatch: pytest.MonkeyPatch, ours: str, theirs: str, used: str
+) -> None:
+    monkeypatch.setenv("PCCL_CIPHER", ours)
+    key = tlspeer.control_key(SECRET)
+    with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node, connect(node.address) as sock:
+        end = tlspeer.End(sock, client=True, key=key, suite=theirs)
+        assert end.shake() and end.suite() == used
+        assert end.write(b"this is no Join " * 4)
+        assert end.read()[:4] == b"PCCL"  # Refused
+        end.free()
+
+    # As the client, which asks for one of the two.
+    suites = []
+
+    def serve(sock: socket.socket) -> None:
+        end = tlspeer.End(sock, client=False, key=key, suite=theirs)
+        end.shake()
+        suites.append(end.suite())
+        end.free()
+
+    with served(serve) as address, closing(pccl.Communicator(address, secret=SECRET)) as comm:
+        with pytest.raises(pccl.Unreachable):  # the other end leaves
+            comm.connect(n_attempts=1)
+    # A server of OpenSSL without further options takes the first one of the client.
+    offered = [CHACHA, AES] if ours == "chacha20" else [AES, CHACHA]
+    assert suites[0] == next(suite for suite in offered if suite in theirs.split(":"))
 
 
 @needs_openssl

@@ -141,13 +141,15 @@ def test_keys_are_changed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         end.free()
 
 
+@pytest.mark.parametrize("cipher", ["aes", "chacha20"])
 def test_between_hosts_connections_stand_in_for_each_other_as_without_a_secret(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, cipher: str
 ) -> None:
     # Several connections a link, of arrays that need many records; every byte is compared.
     monkeypatch.setenv("PCCL_SHM", "0")
     monkeypatch.setenv("PCCL_STRIPES", "4")
     monkeypatch.setenv("PCCL_KEY_UPDATE_RECORDS", "7")
+    monkeypatch.setenv("PCCL_CIPHER", cipher)
     with members(3, secret=SECRET) as comms:
         for count in (1, 1000, 1_000_003):
             data = [np.arange(count, dtype=np.float32) * (rank + 1) for rank in range(3)]

@@ -113,6 +113,14 @@ class Reader {
                                  : Checksum::never;
   }
 
+  void cipher(const char* name, Cipher& value) {
+    const auto given = find(name);
+    if (!given) return;
+    if (*given != "auto" && *given != "aes" && *given != "chacha20")
+      return fail(name, *given, "auto, aes or chacha20");
+    value = *given == "auto" ? Cipher::automatic : *given == "aes" ? Cipher::aes : Cipher::chacha20;
+  }
+
   void level(const char* name) {
     const auto given = find(name);
     if (given && !find_log_level(*given))
@@ -190,6 +198,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.integer("PCCL_LOCAL_RANK", settings.local_rank, 0U, 0xffffffffU);
   read.seconds("PCCL_TIMEOUT", settings.timeout);
   read.checksum("PCCL_CHECKSUM", settings.checksum);
+  read.cipher("PCCL_CIPHER", settings.cipher);
   read.integer("PCCL_KEY_UPDATE_RECORDS", settings.key_update_records, std::uint64_t{1},
                std::uint64_t{1} << 24);
   // Signs of life come up to a quarter of the interval late, and so does who looks for them.

@@ -14,6 +14,13 @@
 
 namespace pccl {
 
+// Which cipher an end of an encrypted connection prefers.
+enum class Cipher : std::uint8_t {
+  automatic,  // "auto": AES where the processor has instructions for it, else ChaCha20
+  aes,
+  chacha20,
+};
+
 // Which data frames carry a 64-bit checksum.
 enum class Checksum : std::uint8_t {
   automatic,  // "auto": frames that leave the host on an unencrypted link
@@ -104,6 +111,9 @@ struct Settings {
 
   // PCCL_CHECKSUM: auto, always or never.
   Checksum checksum = Checksum::automatic;
+
+  // PCCL_CIPHER: auto, aes or chacha20.
+  Cipher cipher = Cipher::automatic;
 
   // PCCL_KEY_UPDATE_RECORDS: number of TLS records sent under one key. The default is 64 GiB of
   // full records; AES-GCM is safe for six times as much (RFC 8446, 5.5).

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "pccl/io/socket.h"
+#include "pccl/os/processor.h"
 
 namespace pccl::io {
 namespace {
@@ -24,8 +25,10 @@ constexpr std::size_t kMostPlainMessage = 4096;  // a hello has 300 bytes
 constexpr std::uint8_t kHandshakeRecord = 22;
 constexpr std::uint8_t kFirstRecordType = 20;  // change_cipher_spec
 constexpr std::uint8_t kLastRecordType = 23;   // application_data
-constexpr const char* kSuite = "TLS_AES_128_GCM_SHA256";
-constexpr std::uint8_t kSuiteNumber[2] = {0x13, 0x01};
+constexpr const char* kAesFirst = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
+constexpr const char* kChaChaFirst = "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256";
+// Of AES. A key belongs to a hash, which both suites share, and not to a cipher.
+constexpr std::uint8_t kSuiteOfKey[2] = {0x13, 0x01};
 constexpr int kBadMessage = -EBADMSG;
 
 std::string last_error() {
@@ -152,10 +155,16 @@ bool PlainMessages::admit(std::span<const std::uint8_t> bytes) {
 
 // ---- TlsContext
 
-Result<std::shared_ptr<TlsContext>> TlsContext::make(std::uint64_t key_update_records) {
+TlsOptions TlsOptions::from(const Settings& settings) {
+  const bool aes =
+      settings.cipher == Cipher::automatic ? os::has_aes() : settings.cipher == Cipher::aes;
+  return {.aes_first = aes, .key_update_records = settings.key_update_records};
+}
+
+Result<std::shared_ptr<TlsContext>> TlsContext::make(const TlsOptions& options) {
   // Without a clean-up at exit: threads of the library may still run then.
   (void)OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr);
-  std::shared_ptr<TlsContext> made(new TlsContext(key_update_records));
+  std::shared_ptr<TlsContext> made(new TlsContext(options));
   SSL_CTX* context = made->context_ = SSL_CTX_new(TLS_method());
   made->method_ = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "pccl");
   const auto failed = [] {
@@ -167,21 +176,22 @@ Result<std::shared_ptr<TlsContext>> TlsContext::make(std::uint64_t key_update_re
   BIO_meth_set_ctrl(made->method_, TlsCallbacks::control);
   if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_ciphersuites(context, kSuite) != 1 ||
+      SSL_CTX_set_ciphersuites(context, options.aes_first ? kAesFirst : kChaChaFirst) != 1 ||
       SSL_CTX_set1_groups_list(context, "X25519") != 1 ||
       SSL_CTX_set_num_tickets(context, 0) != 1 || SSL_CTX_set_max_early_data(context, 0) != 1 ||
       SSL_CTX_set_recv_max_early_data(context, 0) != 1)
     return failed();
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
+  // AES if both ends prefer it: one that does not has no instructions for it.
+  SSL_CTX_set_options(context, SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA);
   SSL_CTX_clear_options(context, SSL_OP_ALLOW_NO_DHE_KEX);
   SSL_CTX_set_psk_use_session_callback(context, TlsCallbacks::offer_key);
   SSL_CTX_set_psk_find_session_callback(context, TlsCallbacks::find_key);
   return made;
 }
 
-TlsContext::TlsContext(std::uint64_t key_update_records)
-    : key_update_records_(key_update_records) {}
+TlsContext::TlsContext(const TlsOptions& options) : options_(options) {}
 
 TlsContext::~TlsContext() {
   SSL_CTX_free(context_);
@@ -234,7 +244,7 @@ std::string Tls::identity() const {
 }
 
 SSL_SESSION* Tls::session() const {
-  const SSL_CIPHER* cipher = SSL_CIPHER_find(ssl_, kSuiteNumber);
+  const SSL_CIPHER* cipher = SSL_CIPHER_find(ssl_, kSuiteOfKey);
   SSL_SESSION* made = SSL_SESSION_new();
   if (made == nullptr || key_ == nullptr || cipher == nullptr ||
       SSL_SESSION_set1_master_key(made, key_->bytes.data(), key_->bytes.size()) != 1 ||
@@ -410,7 +420,7 @@ bool Tls::encrypt(const void* data, std::size_t size) {
   ERR_clear_error();
   std::size_t put = 0;
   if (SSL_write_ex(ssl_, data, size, &put) != 1 || put != size) return false;
-  if (++records_ < context_->key_update_records_) return true;
+  if (++records_ < context_->options_.key_update_records) return true;
   records_ = 0;
   return SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1;  // before the next record
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pccl/base/error.h"
+#include "pccl/base/settings.h"
 #include "pccl/io/secret.h"
 
 // Of OpenSSL, whose headers only tls.cpp includes.
@@ -49,12 +50,18 @@ class PlainMessages {
 // The purpose of a connection. Keys and names of one kind are invalid for the other.
 enum class TlsRole : std::uint8_t { control, link };
 
+struct TlsOptions {
+  bool aes_first = true;                 // of the two ciphers that are offered and accepted
+  std::uint64_t key_update_records = 0;  // a sender changes its key after so many records
+
+  [[nodiscard]] static TlsOptions from(const Settings& settings);
+};
+
 // Shared by the connections of one owner. Ends are made by the thread that drives the loop. Others
 // may use different ends at the same time.
 class TlsContext : public std::enable_shared_from_this<TlsContext> {
  public:
-  // `key_update_records`: a sender changes its key after so many records.
-  [[nodiscard]] static Result<std::shared_ptr<TlsContext>> make(std::uint64_t key_update_records);
+  [[nodiscard]] static Result<std::shared_ptr<TlsContext>> make(const TlsOptions& options);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
@@ -66,12 +73,12 @@ class TlsContext : public std::enable_shared_from_this<TlsContext> {
  private:
   friend class Tls;
   friend struct TlsCallbacks;
-  explicit TlsContext(std::uint64_t key_update_records);
+  explicit TlsContext(const TlsOptions& options);
   [[nodiscard]] std::unique_ptr<Tls> make_end(TlsRole role, const Key& key, bool client);
 
   ssl_ctx_st* context_ = nullptr;
   bio_method_st* method_ = nullptr;
-  const std::uint64_t key_update_records_;
+  const TlsOptions options_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<TlsScratch>> scratch_;  // not in use
 };

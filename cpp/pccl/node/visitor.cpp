@@ -35,7 +35,7 @@ Status Visitor::connect() {
   socket_.reset();
   reader_ = wire::FrameReader();
   if (secret_ && tls_ == nullptr) {
-    auto made = io::TlsContext::make(settings_.key_update_records);
+    auto made = io::TlsContext::make(io::TlsOptions::from(settings_));
     if (!made) return made.error();
     tls_ = std::move(*made);
   }

@@ -97,7 +97,7 @@ class Server {
   wire::Address listen_;
   master::Options options_;
   io::Secret secret_;
-  const std::uint64_t key_update_records_;
+  const io::TlsOptions tls_options_;
   std::string address_;
   asio::io_context context_;
   std::shared_ptr<io::TlsContext> tls_;  // null: no secret
