@@ -8,7 +8,9 @@ Every host has a link of `--mbit` and is `--rtt` ms from all others. Members hol
 parameters and momentum together, of which a newcomer needs all. A round is `--seconds` of inner
 steps, in which the process sleeps, and a reduction in int8. `alone` is the median time of `step`
 over the rounds before the first newcomer comes. A pause is what a member's `step` takes beyond it,
-as a share of a round. In the way "waiting" all wait until a newcomer has the state; in "background"
+as a share of a round. Part of it remains when nobody watches any more, since a reduction of more
+members takes longer: `beside` is the pause beyond rounds with as many members, of whom none
+watches. In the way "waiting" all wait until a newcomer has the state; in "background"
 it watches meanwhile. Links are not measured by themselves, which takes three seconds where
 newcomers have come and operations are slow. At the end all must hold the same bytes.
 """
@@ -63,6 +65,21 @@ def be_peer(parameters: int, seconds: float, rounds: int, background: bool) -> N
     say("end", digest=digest_of(diloco.parameters["['w']"]))
 
 
+def beside(steps: list[dict[str, Any]], seconds: float) -> float:
+    """The longest `step` with watching newcomers, beyond those of as many members without any, as a
+    share of a round."""
+    quiet = {
+        members: statistics.median(times)
+        for members in {one["members"] for one in steps}
+        if (times := [s["took"] for s in steps if s["members"] == members and not s["watching"]])
+    }
+    watched = [one for one in steps if one["watching"] and one["members"] in quiet]
+    return max(
+        ((s["took"] - quiet[s["members"]]) / (seconds + quiet[s["members"]]) for s in watched),
+        default=0.0,
+    )
+
+
 def measure(args: argparse.Namespace, way: str) -> dict[str, Any]:
     """A run in which `args.newcomers` come, one every two rounds."""
     from lab import Host, Lab
@@ -112,6 +129,7 @@ def measure(args: argparse.Namespace, way: str) -> dict[str, Any]:
         "alone": alone,
         "worst": worst,
         "pause": (worst - alone) / (args.seconds + alone),
+        "beside": beside(steps[1:], args.seconds),
         "joined": [{"seconds": one["seconds"], "round": one["round"]} for one in joined],
         "steps": steps,
     }
@@ -131,13 +149,13 @@ def main() -> int:
     args = parser.parse_args()
     about = announce()
     results = [measure(args, way) for way in args.ways]
-    print("| newcomers | alone | worst step | pause, of a round | until they count |")
-    print("|---|---|---|---|---|")
+    print("| newcomers | alone | worst step | pause, of a round | beside | until they count |")
+    print("|---|---|---|---|---|---|")
     for one in results:
         until = ", ".join(f"{joined['seconds']:.0f} s" for joined in one["joined"])
         print(
             f"| {one['way']} | {one['alone']:.2f} s | {one['worst']:.2f} s "
-            f"| {100 * one['pause']:.1f} % | {until} |"
+            f"| {100 * one['pause']:.1f} % | {100 * one['beside']:.1f} % | {until} |"
         )
     write_results(args.json, about, results=results)
     return 0
