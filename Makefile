@@ -129,7 +129,6 @@ package-test:
 # `make package` with the newest OpenSSL that the system offers, and the checks of a release.
 # Nothing is uploaded. docs/internals/release.md has the steps before and after.
 release:
-	@$(STAGE) "OpenSSL of today" tools/wheel/upgrade_openssl.sh
 	@$(STAGE) package tools/wheel/build.sh --clean dist
 	@$(STAGE) release build/release/bin/python tools/wheel/check.py --release dist
 

@@ -31,7 +31,7 @@ if [ $processor = aarch64 ]; then
   options=(-C cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/aarch64/toolchain.cmake")
 fi
 if [ -n "$clean" ]; then
-  rm -rf "$build"
+  rm -rf "$build" build/openssl
   export CCACHE_DISABLE=1
 fi
 platform=manylinux_2_28_$processor
@@ -51,6 +51,19 @@ if [ ! -f "$stubs/libstdc++.so" ] ||
   [ -n "$(find tools/wheel \( -name stubs.py -o -name 'compat*.c' \) -newer "$stubs/libstdc++.so")" ]; then
   [ $processor = x86_64 ] || tools/aarch64/root.sh "$venv"
   tools/stage.sh stubs "$python" tools/wheel/stubs.py "$stubs" $processor
+fi
+
+# For aarch64 it is that of the root.
+if [ $processor = x86_64 ]; then
+  openssl=$PWD/build/openssl
+  [ -f "$openssl/versions" ] || tools/stage.sh OpenSSL tools/wheel/openssl.sh "$openssl"
+  export PCCL_WHEEL_OPENSSL=$openssl  # for third_party.py
+  lib=$openssl/root/usr/lib/x86_64-linux-gnu
+  options=(-C cmake.define.OPENSSL_INCLUDE_DIR="$openssl/root/usr/include"
+    -C cmake.define.OPENSSL_SSL_LIBRARY="$lib/libssl.a"
+    -C cmake.define.OPENSSL_CRYPTO_LIBRARY="$lib/libcrypto.a"
+    -C cmake.define.CMAKE_CXX_STANDARD_LIBRARIES="$lib/libzstd.a $lib/libz.a"
+    -C cmake.define.CMAKE_CXX_FLAGS="-isystem $openssl/root/usr/include/x86_64-linux-gnu")
 fi
 
 # The tools are installed already, at known versions: no isolation. tools/check_package.sh builds a

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # The system whose headers and libraries the wheel has: this one, or that of a cross compiler.
 SYSTEM = Path(os.environ.get("PCCL_AARCH64_ROOT", "/"))
 DOCS = SYSTEM / "usr/share/doc"
+# Where openssl.sh put the OpenSSL of the wheel; without it that is the system's.
+OPENSSL = Path(os.environ.get("PCCL_WHEEL_OPENSSL", "/nowhere"))
 COMMON = SYSTEM / "usr/share/common-licenses"
 CXX = ["c++"] if SYSTEM == Path("/") else ["aarch64-linux-gnu-g++", f"--sysroot={SYSTEM}"]
 
@@ -47,8 +49,10 @@ def run(*command: str) -> str:
 
 def macros(header: str) -> dict[str, str]:
     """The preprocessor's definitions after `header`."""
+    folder = OPENSSL / "root/usr/include"
+    includes = [f"-I{folder}", f"-I{folder}/x86_64-linux-gnu"] if folder.exists() else []
     found = subprocess.run(
-        [*CXX, "-E", "-dM", "-x", "c++", "-std=c++20", "-DASIO_STANDALONE", "-"],
+        [*CXX, *includes, "-E", "-dM", "-x", "c++", "-std=c++20", "-DASIO_STANDALONE", "-"],
         input=f"#include <{header}>\n",
         check=True,
         text=True,
@@ -58,8 +62,16 @@ def macros(header: str) -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
+def fetched() -> dict[str, str]:
+    """Versions of the packages that openssl.sh fetched."""
+    file = OPENSSL / "versions"
+    return dict(line.split() for line in file.read_text().splitlines()) if file.exists() else {}
+
+
 def debian(package: str) -> str:
     """The version of a Debian or Ubuntu package; empty elsewhere."""
+    if package in fetched():
+        return fetched()[package]
     try:
         database = f"--admindir={SYSTEM / 'var/lib/dpkg'}"
         return run("dpkg-query", database, "-W", "-f", "${Version}", package)
@@ -87,7 +99,8 @@ def parts() -> list[Part]:
     gpl = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
     def text(package: str, common: str = "") -> str:
-        found = (DOCS / package / "copyright").read_text()
+        docs = OPENSSL / "root/usr/share/doc" if package in fetched() else DOCS
+        found = (docs / package / "copyright").read_text()
         return f"{found}\n{(COMMON / common).read_text()}" if common else found
 
     def shipped(distribution: importlib.metadata.Distribution, name: str) -> str:
@@ -98,6 +111,15 @@ def parts() -> list[Part]:
         ]
         return path.read_text()
 
+    compressors = [
+        Part(name, version.partition(":")[2] or version, licence, f"static library {library}",
+             purl(source, package, version), text(package))
+        for name, source, package, licence, library in (
+            ("Zstandard", "libzstd", "libzstd-dev", "BSD-3-Clause", "libzstd.a, which libcrypto.a needs"),
+            ("zlib", "zlib", "zlib1g-dev", "Zlib", "libz.a, which libcrypto.a needs"),
+        )
+        if (version := fetched().get(package))
+    ]  # fmt: skip
     return [
         Part("OpenSSL", openssl, "Apache-2.0", "static libraries libssl.a, libcrypto.a",
              purl("openssl", "libssl-dev", openssl), text("libssl-dev", "Apache-2.0")),
@@ -112,6 +134,7 @@ def parts() -> list[Part]:
         Part("glibc (libc_nonshared.a)", "2.28", "LGPL-2.1-or-later",
              "wrappers that every program of glibc before 2.33 links (stat, fstat)",
              f"pkg:pypi/ziglang@{zig.version}", (COMMON / "LGPL-2.1").read_text()),
+        *compressors,
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-// What the processor can do.
+// Instructions that the processor may have.
 #pragma once
 
 namespace pccl::os {
