@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # openssl.sh DIR: fetches the OpenSSL that a release's wheel contains into DIR: the static libraries
-# of Debian's stable release, with the libraries that they need. `versions` there names the packages.
+# of Debian's stable release, with the libraries that they need. `versions` names the packages.
 #
 # This machine's own may be older. OpenSSL 3.0 does not use the wide AES instructions (VAES) of
 # today's processors: AES-GCM reaches 6 GB/s where 3.5 reaches 16 GB/s. Needs apt and Debian's keys,
