@@ -24,7 +24,8 @@ are checked, exactly: noise before the first block, and the last call of every b
 
 Arrays: "shm" are private NumPy arrays, reduced through shared memory; "tcp" the same with
 PCCL_SHM=0, and MPI told to use TCP, too; "shared" ones come from pccl.empty. pccl and MPI reduce
-out of place into memory that was touched before; Gloo has only the in-place form. Latency rows call
+out of place into memory that was touched before; Gloo has only the in-place form. Shared arrays of
+1 MiB have a goal: 80 % of the bound. Latency rows call
 without meeting, one call after the other. Systems that are not installed are left out.
 """
 
@@ -57,12 +58,15 @@ from report import (
     NAMES,
     Table,
     announce,
+    by_block,
+    goal,
     main_columns,
     main_row,
     microseconds,
     milliseconds,
     parse_sizes,
     parse_worlds,
+    percent,
     plot,
     ratio,
     size_name,
@@ -90,6 +94,7 @@ MOST_CALLS = 2000
 MOST_LATENCY_CALLS = 5000
 TRIAL_CALLS = 2
 IPERF_SECONDS = 1
+SHARED_SIZE, SHARED_GOAL = MIB, 0.8  # of shared arrays: of the bound
 
 # What pccl reduces on a transport: the row's name, the case of ranks.py, and the kind of
 # roofline.cpp that bounds it.
@@ -362,11 +367,25 @@ class Suite:
                         if processes.roofline is not None and not have:
                             memory.append(processes.memory(size))
         self.show_memory(memory)
+        self.shared_goals()
         if "latency" in options.extras:
             self.latency(others)
         self.ways_of_use()
         if "iperf" in options.extras:
             self.iperf()
+
+    def shared_goals(self) -> None:
+        """Prints them: shared arrays beside the passes that they need."""
+        for result in self.results.get("results", []):
+            have = result["systems"]
+            if not result["arrays"].startswith("shared") or "bound" not in have:
+                continue
+            if result["bytes"] == SHARED_SIZE:
+                parts = by_block(have["bound"]["blocks"], have["pccl"]["blocks"])
+                name = f"all-reduce of {size_name(result['bytes'])}, {result['arrays']}, "
+                name += f"{result['world']} ranks: speed, of the bound's"
+                share = result["bound_share"]
+                self.keep("goals", goal(name, share, parts, percent, at_least=SHARED_GOAL))
 
     def show_memory(self, memory: list[dict[str, Any]]) -> None:
         if not memory:

@@ -96,11 +96,12 @@ class Case:
     forget: Callable[[], object] = lambda: None  # before each call, too
     # The expected results, computed from all ranks' inputs.
     expected: Callable[[list[Numbers], list[np.ndarray]], list[Numbers]] = reduced
+    error: float = 0.0  # of an element at most
 
     def right(self, inputs: list[Numbers]) -> bool:
         results = self.results()
         pairs = zip(results, self.expected(inputs, results), strict=True)
-        return all(same(result, expected) for result, expected in pairs)
+        return all(same(result, expected, self.error) for result, expected in pairs)
 
     def rewrite(self, number: int) -> None:
         for array in self.sends:
@@ -110,13 +111,13 @@ class Case:
                 array.view(np.uint16).fill(np.float32(number).view(np.uint32) >> 16)
 
 
-def same(result: np.ndarray, expected: np.ndarray | float) -> bool:
+def same(result: np.ndarray, expected: np.ndarray | float, error: float = 0.0) -> bool:
     """Whether all elements are right, without a temporary copy of everything."""
     flat = result.reshape(-1)
     for first in range(0, flat.size, PIECE):
         part = flat[first : first + PIECE]
         wanted = expected[first : first + PIECE] if isinstance(expected, np.ndarray) else expected
-        if not np.array_equal(part.astype(np.float32), np.broadcast_to(wanted, part.shape)):
+        if not (np.abs(part.astype(np.float32) - wanted) <= error).all():
             return False
     return True
 
@@ -221,7 +222,7 @@ class Rank:
         comm, total = self.comm, pccl.ReduceOp.SUM
         if name.startswith(tuple(COLLECTIVES)):
             return getattr(self, name.partition(" ")[0])(name.partition(" ")[2], size)
-        if name in ("bfloat16", "tree", "fresh"):
+        if name in ("bfloat16", "tree", "fresh", "int8", "sync"):
             return getattr(self, name)(size)
         kind = "shared" if name.startswith("shared") else "float32"
         send, recv = self.pair(kind, size // 4)
@@ -305,8 +306,8 @@ class Rank:
         )
 
     def broadcast(self, system: str, size: int) -> Case:
-        """In place, the only form that the others have."""
-        array, _ = self.pair("float32", size // 4)
+        """In place, the only form that the others have. "shared": pccl's, of shared arrays."""
+        array, _ = self.pair("shared" if system == "shared" else "float32", size // 4)
         call: Callable[[], object]
         if system == "mpi":
             call = partial(self.mpi.COMM_WORLD.Bcast, array, 0)
@@ -314,12 +315,37 @@ class Rank:
             call = partial(self.dist.broadcast, self.torch.from_numpy(array), 0)
         else:
             call = partial(self.comm.broadcast, array, root=0)
-        root = self.order[0] if system == "pccl" else 0
+        root = self.order[0] if system in ("pccl", "shared") else 0
         return Case([array], call, lambda: [array], expected=lambda inputs, _: [inputs[root]])
 
     def bfloat16(self, size: int) -> Case:
         send, recv = self.pair("bfloat16", size // 2)
         return Case([send], lambda: pccl.allreduce(send, out=recv), lambda: [recv])
+
+    def int8(self, size: int) -> Case:
+        """Numbers of -8 to 8 become one of 256 before they are added, and the sums again."""
+        send, recv = self.pair("float32", size // 4)
+        return Case(
+            [send],
+            lambda: pccl.allreduce(send, out=recv, quantize="int8"),
+            lambda: [recv],
+            error=2 * self.world * 16 / 255,  # twice what both roundings may add up to
+        )
+
+    def sync(self, size: int) -> Case:
+        """Each rank has other bytes before a call, and all have those of one rank after it."""
+        state, _ = self.pair("float32", size // 4)
+
+        def expected(inputs: list[Numbers], results: list[np.ndarray]) -> list[Numbers]:
+            held = [one for one in inputs if same(results[0], one)]
+            return [held[0] if held else inputs[0]]
+
+        return Case(
+            [state],
+            lambda: pccl.sync({"state": state}, progress=False),
+            lambda: [state],
+            expected=expected,
+        )
 
     def fresh(self, size: int) -> Case:
         """A new result for each call; the one before is let go first."""

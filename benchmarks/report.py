@@ -1,4 +1,4 @@
-"""The report of a benchmark: sizes, the machine, medians, tables, the plot."""
+"""The report of a benchmark: sizes, the machine, medians, tables, goals, the plot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,7 @@ def summarise(blocks: Sequence[Block], size: int) -> dict[str, Any]:
         "cpu_seconds_per_gb": sum(block.cpu for block in blocks) / gigabytes,
         "master_cpu_seconds_per_gb": sum(block.master_cpu for block in blocks) / gigabytes,
         "spread": max(medians) / min(medians),
+        "blocks": medians,
     }
 
 
@@ -182,6 +183,75 @@ def main_row(result: dict[str, Any], systems: Sequence[str]) -> list[str]:
         " / ".join(f"{one['spread']:.2f}" if one else "-" for one in found),
         " / ".join(f"{one['calls']}" if one else "-" for one in found),
     ]
+
+
+# ---- goals
+# ------------------------------------------------------------------------------
+
+
+def goal(
+    name: str,
+    figure: float,
+    parts: Sequence[float],
+    show: Callable[[float], str],
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> dict[str, Any]:
+    """Prints a goal, its figure, their spread, and whether the figure reaches the goal.
+
+    Args:
+        name: What is measured, with all that the goal depends on.
+        figure: What is compared with the goal.
+        parts: The figure of each call, block or round; the spread is that of their quartiles.
+        show: Writes a figure with its unit.
+
+    Returns:
+        The same for a file of results.
+    """
+    target = at_least if at_least is not None else at_most
+    assert target is not None
+    reached = figure >= target if at_least is not None else figure <= target
+    low, high = quartiles(parts)
+    word = "at least" if at_least is not None else "at most"
+    print(
+        f"goal: {name}: {word} {show(target)}; {show(figure)} (quartiles {show(low)} to "
+        f"{show(high)} of {len(parts)}): {'reached' if reached else 'not reached'}",
+        flush=True,
+    )
+    return {
+        "goal": name,
+        "at_least" if at_least is not None else "at_most": target,
+        "figure": figure,
+        "quartiles": [low, high],
+        "count": len(parts),
+        "reached": reached,
+    }
+
+
+def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
+    """The first and the third; of one number, that number."""
+    if len(numbers) < 2:
+        return numbers[0], numbers[0]
+    low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    return low, high
+
+
+def by_block(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Ratios of blocks that followed each other."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def factor(number: float) -> str:
+    return f"{number:.3g}x"
+
+
+def in_seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s"
 
 
 # ---- the plot

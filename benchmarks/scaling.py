@@ -13,6 +13,8 @@ plain       as pccl runs on one host, but over TCP
 far         as between hosts: 16 connections to each peer, and checksums
 encrypted   the same with a secret, which replaces the checksums
 
+The goal of more threads is that a byte costs hardly more CPU time than with one.
+
 gloo / pccl: above 1 pccl is faster. Threads of all ranks together should not exceed the cores.
 """
 
@@ -29,13 +31,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from report import machine
+from report import by_block, factor, goal, machine
 from together import run_ranks
 
 import pccl
 
 MIB = 1 << 20
 SECRET = "a secret of a benchmark, 32 bytes or more"
+CPU_GOAL = 1.05  # times the CPU seconds of one thread
 KINDS = {
     "plain": {},
     "far": {"PCCL_STRIPES": "16", "PCCL_CHECKSUM": "always"},
@@ -128,6 +131,19 @@ class Row:
         )
 
 
+def goals(rows: list[Row], mib: int) -> None:
+    """Prints them: CPU time of more threads beside that of one in the same round."""
+    ones = {(row.world, row.kind): row for row in rows if row.threads == 1}
+    for row in rows:
+        one = ones.get((row.world, row.kind))
+        if one is None or row.threads < 2:
+            continue
+        parts = by_block(row.cpu, one.cpu)
+        name = f"all-reduce of {mib} MiB, {row.kind}, {row.world} ranks, {row.threads} threads: "
+        name += "CPU time, of one thread's"
+        goal(name, statistics.median(parts), parts, factor, at_most=CPU_GOAL)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
@@ -163,6 +179,8 @@ def main() -> None:
     for row in rows:
         gloo = next((one for one in rows if (one.world, one.kind) == (row.world, "gloo")), None)
         print(row.line(gloo, args.mib))
+    print()
+    goals(rows, args.mib)
     if args.json:
         args.json.write_text(json.dumps([vars(row) for row in rows], indent=1) + "\n")
 

@@ -1,9 +1,10 @@
 """What `pccl.sync` costs, against the machine it runs on; loopback.
 
-    python benchmarks/sync.py [--size 1GiB] [--rounds 5] [--json FILE] [--markdown FILE]
+    python benchmarks/sync.py [--size 1GiB] [--rounds 5] [--holders 3] [--transport shm,tcp]
+        [--json FILE] [--markdown FILE]
 
 newcomer      three members hold a state, a fourth comes in with other bytes and receives it all:
-              seconds from when the last of the four called sync until the newcomer has it, all
+              seconds from when the last of them called sync until the newcomer has it, all
               hashing, checking and copying included. As a ratio to the same bytes through one
               plain TCP connection between two of the processes, in the same run: blocking sockets,
               large buffers, received straight into memory that was used before; the best of
@@ -12,10 +13,12 @@ hashing       a sync of a peer alone hashes its state and nothing else: bytes pe
               whatever the number of threads, as a ratio to bytes per CPU second of NumPy
               reductions that only read the same memory, with as many threads; the fastest kind of
               reduction is taken
-no-op         four members in step: seconds of a sync, and bytes of state moved, which must be 0
+no-op         all members in step: seconds of a sync, and bytes of state moved, which must be 0
 
 Rates are in 10^9 bytes per second. Each figure is the median of the rounds, but the best one for
-what pccl is compared with. Needs seven times the size in memory.
+what pccl is compared with. The goals are for the newcomer's rate beside the copy's: 1.5 times where
+members share memory ("shm"), 0.8 times over TCP ("tcp": `PCCL_SHM=0`). Needs seven times the size
+in memory.
 """
 
 from __future__ import annotations
@@ -33,11 +36,22 @@ from typing import Any
 
 import numpy as np
 from peers import Peer, ask, next_order, say
-from report import MIB, announce, parse_sizes, size_name, write_results
+from report import (
+    MIB,
+    Table,
+    announce,
+    factor,
+    goal,
+    parse_sizes,
+    quartiles,
+    size_name,
+    write_results,
+)
 
 import pccl
 
 HOLDERS = 3
+GOALS = {"shm": 1.5, "tcp": 0.8}  # by transport: times the rate of the copy
 ARRAYS = 8  # the state's
 HASH_THREADS = 8  # at most, as in the engine
 COPY_BUFFERS = [0, MIB, 4 * MIB, 16 * MIB]  # of sockets; 0: the kernel adapts
@@ -203,17 +217,20 @@ def moved(answers: list[dict[str, Any]]) -> list[int]:
     return [answer["tx"] + answer["rx"] for answer in answers]
 
 
-def measure(size: int, rounds: int) -> dict[str, Any]:
+def measure(size: int, rounds: int, holders: int, transport: str) -> dict[str, Any]:
     """All three."""
     with pccl.MasterNode("127.0.0.1:0") as master:
         arguments = ["--size", f"{size}b", "--rounds", str(rounds)]
         peers: list[Peer] = []
         try:
-            for number in range(HOLDERS + 1):
-                peers.append(Peer(__file__, arguments, {"PCCL_MASTER": master.address}))
+            env = {"PCCL_MASTER": master.address, "PCCL_SHM": "0" if transport == "tcp" else "1"}
+            for number in range(holders + 1):
+                peers.append(Peer(__file__, arguments, env))
                 peers[number].hear("ready")
             result = {
                 "bytes": size,
+                "holders": holders,
+                "transport": transport,
                 **measure_hashing(peers[0], size, rounds),
                 **measure_copy(peers, size, rounds),
                 **measure_newcomer(peers, size, rounds),
@@ -257,13 +274,13 @@ def measure_newcomer(peers: list[Peer], size: int, rounds: int) -> dict[str, Any
     holders, newcomer = peers[:-1], peers[-1]
     for peer in holders[1:]:  # the first has been alone in it
         ask([peer], "join", "in")
-    ask(holders, "meet", "met", count=HOLDERS)
+    ask(holders, "meet", "met", count=len(holders))
     ask(holders, "sync", "synced")
     seconds, shares, cpu = [], [], []
     for number in range(rounds):
         ask([newcomer], "fill", "filled", seed=1 + number)
         ask([newcomer], "join", "in")
-        ask(peers, "meet", "met", count=HOLDERS + 1)
+        ask(peers, "meet", "met", count=len(peers))
         answers = ask(peers, "sync", "synced")
         if answers[-1]["rx"] != size or sum(answer["tx"] for answer in answers) != size:
             raise SystemExit(f"not the whole state went to the newcomer: {answers}")
@@ -275,7 +292,7 @@ def measure_newcomer(peers: list[Peer], size: int, rounds: int) -> dict[str, Any
         shares.append([answer["tx"] / size for answer in answers[:-1]])
         if number < rounds - 1:
             ask([newcomer], "leave", "out")
-            ask(holders, "meet", "met", count=HOLDERS)
+            ask(holders, "meet", "met", count=len(holders))
     return {
         "newcomer_seconds": statistics.median(seconds),
         "newcomer_rate": size / statistics.median(seconds),
@@ -287,7 +304,7 @@ def measure_newcomer(peers: list[Peer], size: int, rounds: int) -> dict[str, Any
 
 def measure_no_op(peers: list[Peer], rounds: int) -> dict[str, Any]:
     syncs = [ask(peers, "sync", "synced") for _ in range(rounds + 1)][1:]
-    if any(answer["members"] != HOLDERS + 1 for answers in syncs for answer in answers):
+    if any(answer["members"] != len(peers) for answers in syncs for answer in answers):
         raise SystemExit("a member was lost")
     return {
         "no_op_seconds": statistics.median(map(together, syncs)),
@@ -296,16 +313,29 @@ def measure_no_op(peers: list[Peer], rounds: int) -> dict[str, Any]:
     }
 
 
-HEAD = """\
-| state | to a newcomer GB/s | one TCP copy GB/s | ratio | hash GB per CPU s | read GB per CPU s | ratio | no-op ms \
-| no-op CPU ms each | bytes |
-|---|---|---|---|---|---|---|---|---|---|"""
+COLUMNS = (
+    "state",
+    "holders",
+    "transport",
+    "to a newcomer GB/s (quartiles)",
+    "one TCP copy GB/s",
+    "ratio",
+    "hash GB per CPU s",
+    "read GB per CPU s",
+    "ratio",
+    "no-op ms",
+    "no-op CPU ms each",
+    "bytes",
+)
 
 
-def markdown_row(result: dict[str, Any]) -> str:
-    cells = [
+def cells_of(result: dict[str, Any]) -> list[str]:
+    low, high = quartiles([result["bytes"] / seconds for seconds in result["newcomer_all"]])
+    return [
         size_name(result["bytes"]),
-        f"{result['newcomer_rate'] / 1e9:.2f}",
+        str(result["holders"]),
+        result["transport"],
+        f"{result['newcomer_rate'] / 1e9:.2f} ({low / 1e9:.2f} - {high / 1e9:.2f})",
         f"{result['copy_rate'] / 1e9:.2f}",
         f"{result['newcomer_to_copy']:.2f}",
         f"{result['hash_rate'] / 1e9:.1f}",
@@ -315,7 +345,15 @@ def markdown_row(result: dict[str, Any]) -> str:
         f"{result['no_op_cpu_seconds'] * 1e3:.0f}",
         str(result["no_op_bytes"]),
     ]
-    return "| " + " | ".join(cells) + " |"
+
+
+def newcomer_goal(result: dict[str, Any]) -> dict[str, Any]:
+    """Prints that of the newcomer's rate."""
+    parts = [result["bytes"] / one / result["copy_rate"] for one in result["newcomer_all"]]
+    name = f"sync of {size_name(result['bytes'])} to a newcomer, {result['holders']} holders, "
+    name += f"{result['transport']}: rate, of one TCP copy's"
+    target = GOALS[result["transport"]]
+    return goal(name, result["newcomer_to_copy"], parts, factor, at_least=target)
 
 
 def main() -> int:
@@ -326,23 +364,32 @@ def main() -> int:
         "--size", type=parse_sizes, default=[1 << 30], help="of the state; default: 1GiB"
     )
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--holders", type=int, default=HOLDERS, help="default: %(default)s")
+    parser.add_argument(
+        "--transport", type=lambda text: text.split(","), default=["shm"], help="shm, tcp"
+    )
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if any(size % 8 for size in options.size):
         parser.error("--size is a multiple of 8 bytes")
+    if options.holders < 1 or set(options.transport) - set(GOALS):
+        parser.error("at least one holder, and the transports shm and tcp")
     if options.peer:
         be_peer(options.size[0], options.rounds)
     about = announce()
-    print(HEAD, flush=True)
+    table = Table("pccl.sync, against the machine", COLUMNS)
     results = []
     for size in options.size:
-        results.append(measure(size, options.rounds))
-        print(markdown_row(results[-1]), flush=True)
-    write_results(options.json, about, results=results)
+        for transport in options.transport:
+            results.append(measure(size, options.rounds, options.holders, transport))
+            table.add(cells_of(results[-1]))
+    print()
+    goals = [newcomer_goal(result) for result in results]
+    write_results(options.json, about, results=results, goals=goals)
     if options.markdown:
-        options.markdown.write_text("\n".join([HEAD, *map(markdown_row, results)]) + "\n")
+        options.markdown.write_text(table.markdown())
     return 0
 
 

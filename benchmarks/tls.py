@@ -1,8 +1,12 @@
 """The cost of encryption: all-reduce over TCP on loopback with and without a secret, in turns,
 with CPU seconds.
 
+    python benchmarks/tls.py [--worlds 2,4] [--size 67108864] [--seconds 20] [--json FILE]
+
 Each world size runs two groups of processes, one plain and one with a secret, which take turns of a
 few calls each, so that both meet the same machine. The cipher alone is timed by `openssl speed`.
+Every rank has one thread that moves bytes (`PCCL_THREADS=1`). The figures are medians of the turns,
+the spreads the quartiles of the turns' ratios.
 """
 
 from __future__ import annotations
@@ -17,12 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
+
+from report import by_block, factor, goal, percent, quartiles, size_name
 
 import pccl
 from pccl.master import make_secret
 
 _CALLS = 4  # in one turn
 _SEED_CALLS = 3  # before the first turn
+_THROUGHPUT_GOAL = 0.5  # of plain, with two ranks on two cores
+_CPU_GOAL = 1.12  # times the CPU seconds of plain and of the cipher
 
 
 _NAMES = {"aes": "aes-128-gcm", "chacha20": "chacha20-poly1305"}  # for openssl
@@ -67,7 +76,8 @@ class Group:
         self.master.run()
         env = {k: v for k, v in os.environ.items() if not k.startswith("PCCL_SECRET")}
         env |= {"PCCL_MASTER": self.master.address, "PCCL_MIN_PEERS": str(world), "PCCL_SHM": "0"}
-        env |= {"PCCL_BIND": "127.0.0.1"} | ({} if secret is None else {"PCCL_SECRET": secret})
+        env |= {"PCCL_BIND": "127.0.0.1", "PCCL_THREADS": "1"}
+        env |= {} if secret is None else {"PCCL_SECRET": secret}
         command = [sys.executable, os.path.abspath(__file__), "--member", str(size)]
         self.ranks = [
             subprocess.Popen(
@@ -98,7 +108,7 @@ class Group:
         self.master.interrupt()
 
 
-def measure(world: int, size: int, seconds: float, cipher: float) -> dict[str, float]:
+def measure(world: int, size: int, seconds: float, cipher: float) -> dict[str, Any]:
     groups = [Group(world, size, None), Group(world, size, make_secret())]
     told: list[list[tuple[float, float]]] = [[], []]
     try:
@@ -111,9 +121,9 @@ def measure(world: int, size: int, seconds: float, cipher: float) -> dict[str, f
     finally:
         for group in groups:
             group.end()
-    plain, tls = (
-        [statistics.median(column) for column in zip(*times, strict=True)] for times in told
-    )
+    turns = [[list(column) for column in zip(*times, strict=True)] for times in told]
+    plain, tls = ([statistics.median(column) for column in columns] for columns in turns)
+    least_cpu = [one + 2 * cipher for one in turns[0][1]]
     # Every byte that is sent is encrypted by one rank and decrypted by another.
     return {
         "world": world,
@@ -125,7 +135,22 @@ def measure(world: int, size: int, seconds: float, cipher: float) -> dict[str, f
         "tls_cpu_s_per_gb": tls[1],
         "cipher_cpu_s_per_gb": 2 * cipher,
         "cpu_ratio": tls[1] / (plain[1] + 2 * cipher),
+        "throughput_ratios": by_block(turns[0][0], turns[1][0]),
+        "cpu_ratios": by_block(turns[1][1], least_cpu),
     }
+
+
+def goals(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Prints them. That of the throughput is for two ranks, each with a core of its own."""
+    of = f"all-reduce of {size_name(row['bytes'])} over TCP, {row['world']} ranks, encrypted"
+    found = []
+    if row["world"] == 2:
+        parts = row["throughput_ratios"]
+        name = f"{of}: throughput, of plain"
+        found.append(goal(name, row["throughput_ratio"], parts, percent, at_least=_THROUGHPUT_GOAL))
+    name = f"{of}: CPU time, of plain and cipher"
+    found.append(goal(name, row["cpu_ratio"], row["cpu_ratios"], factor, at_most=_CPU_GOAL))
+    return found
 
 
 def main() -> None:
@@ -145,12 +170,16 @@ def main() -> None:
         measure(int(n), options.size, options.seconds, cipher) for n in options.worlds.split(",")
     ]
     for row in rows:
+        spread = " to ".join(map(percent, quartiles(row["throughput_ratios"])))
         print(
             f"world {row['world']}: plain {row['plain_ms']:.1f} ms, encrypted {row['tls_ms']:.1f} ms: "
-            f"{row['throughput_ratio']:.0%} of the throughput; CPU s per GB sent {row['plain_cpu_s_per_gb']:.2f} "
+            f"{row['throughput_ratio']:.0%} ({spread}) of the throughput; "
+            f"CPU s per GB sent {row['plain_cpu_s_per_gb']:.2f} "
             f"and {row['tls_cpu_s_per_gb']:.2f}, cipher both ways {row['cipher_cpu_s_per_gb']:.2f}: "
             f"{row['cpu_ratio']:.2f} of the sum"
         )
+    for row in rows:
+        row["goals"] = goals(row)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows, file, indent=2)

@@ -18,12 +18,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from peers import Peer, ask, next_order, say
+from report import factor, goal
 from sync import State, receive_copy, send_copy
 
 import pccl
 
 HOLDERS = 2
 ARRAYS = ("parameters", "momentum")
+GOAL = 1.8  # times the bytes alone
 BUFFER = 0  # of the plain connection: the kernel adapts it
 
 
@@ -121,6 +123,13 @@ def words(result: dict[str, Any]) -> str:
         f"{statistics.median(result['rejoin_seconds']):.2f} s, {result['ratio']:.2f} times the bytes alone "
         f"({min(result['copy_seconds']):.2f} s)"
     )
+
+
+def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Prints that of the ratio."""
+    parts = [seconds / min(result["copy_seconds"]) for seconds in result["rejoin_seconds"]]
+    name = f"back with {result['bytes'] / 1e6:.0f} MB, of the time of the bytes alone"
+    return [goal(name, result["ratio"], parts, factor, at_most=GOAL)]
 
 
 if __name__ == "__main__":

@@ -548,6 +548,7 @@ def main() -> int:
         parameters = args.parameters or (1_000_000 if args.quick else 100_000_000)
         result = rejoin.measure(parameters, 2 if args.quick else 5)
         print(rejoin.words(result))
+        result["goals"] = rejoin.goals(result)
     else:
         result = compare(args)
     write_results(args.json, about, **result)

@@ -7,7 +7,7 @@ a delay and no other limit, and one connection. So the figures tell how many hop
 how many bytes real links carry. Needs root.
 
 Gives the median time of the slowest member in milliseconds, and in delays. A ring of n members
-takes 2 (n - 1) of them, without the two of the verdict.
+takes 2 (n - 1) of them, without the two of the verdict. The goal: small arrays need fewer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from lab import Host, Lab
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from report import Table, announce, milliseconds, size_name, write_results
+from report import Table, announce, goal, milliseconds, size_name, write_results
 
 import pccl
+
+SMALL = "all-reduce, 1 KiB"
 
 
 def enter(namespace: str) -> None:
@@ -122,6 +124,14 @@ class Group:
         self._meet.wait()
 
 
+def ring_goal(seconds: list[float], members: int, delay_ms: float) -> dict[str, Any]:
+    """Prints that of the smallest all-reduce: a tree's hops in place of a ring's."""
+    delays = [1e3 * one / delay_ms for one in seconds]
+    name = f"{SMALL}, {members} members: fewer delays than the hops of a ring"
+    ring = 2 * (members - 1)
+    return goal(name, statistics.median(delays), delays, "{:.1f}".format, at_most=ring - 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--members", type=int, default=48)
@@ -143,7 +153,10 @@ def main() -> None:
         middle = statistics.median(times)
         cells = [milliseconds(seconds) for seconds in (middle, min(times), max(times))]
         table.add([name, *cells, f"{middle * 1e3 / args.delay:.0f}"])
-    write_results(args.json, about, members=args.members, delay=args.delay, seconds=group.seconds)
+    print()
+    goals = [ring_goal(group.seconds[SMALL], args.members, args.delay)]
+    found = {"members": args.members, "delay": args.delay, "seconds": group.seconds}
+    write_results(args.json, about, **found, goals=goals)
     if args.markdown is not None:
         args.markdown.write_text(table.markdown())
 
