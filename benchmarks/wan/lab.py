@@ -458,6 +458,9 @@ PRESETS: dict[str, Lab] = {
         Lab([Host(200, 200)] * 3 + [Host(50, 50)], 20, name="slow_peer"),
         Lab([Host(200, 200)] * 4, 20, lambda a, b: _LOSS[min(a, b), max(a, b)], name="lossy"),
         Lab([Host(500, 500)] * 4, 50, 0.0001, name="long_fat"),
+        Lab(
+            [Host(400, 400)] * 4, 40, 0.0001, name="long_line"
+        ),  # of the goals of run.py and cut.py
         Lab([Host(100, 100)] * 8, _sides(20, 100), name="two_continents"),
         # Each site has one line to the world, half of what one of its hosts has at home.
         Lab([Host(100, 100)] * 8, _sides(2, 40), sites=[0, 1] * 4, line_mbit=50, name="two_sites"),

@@ -6,12 +6,12 @@ ready     fills them for a call
 prepare   announces a call of pccl in so many seconds
 go        one all-reduce by one system; answers with a line of JSON: when it began and ended by the
           clock that all processes of this machine share, whether every element is right, and the
-          CRC of the result
+          CRC of the result; pccl's also how often it was run
 end       leaves
 
-Systems: "pccl" is one `pccl.allreduce`, and "prepared" another one; "gloo1" one all-reduce of
-torch.distributed's Gloo; "gloo8" eight slices of the array at once, each in a group, with
-connections and a thread, of its own.
+Systems: "pccl" is one `pccl.allreduce`, "prepared" another one, and "plain" one that is never
+quantized; "gloo1" one all-reduce of torch.distributed's Gloo; "gloo8" eight slices of the array at
+once, each in a group, with connections and a thread, of its own.
 
     python benchmarks/wan/peer.py --master      # serves as master instead
 """
@@ -39,6 +39,7 @@ from peers import next_order, say
 import pccl
 
 PATIENCE = 600.0  # seconds for joining, and for one call
+OURS = ("pccl", "prepared", "plain")
 PERIOD = 127  # of the numbers in an array: sums of few hosts are exact in float16, too
 # How far a sum may be off, for each host: twice the largest rounding error of numbers below PERIOD
 # + 8, made twice.
@@ -119,25 +120,28 @@ class Host:
         return {"seconds": seconds, "kind": self.comm.topology().schedules[-1].kind}
 
     def go(self, system: str) -> dict[str, Any]:
-        call: Callable[[], object]
-        ours = system in ("pccl", "prepared")
-        if ours:
-            result, call = self.out, self._pccl
+        call: Callable[[], pccl.ReduceInfo | None]
+        quantize = self.quantize if system in ("pccl", "prepared") else None
+        if system in OURS:
+            result, call = self.out, partial(self._pccl, quantize)
         else:
             assert self.gloo is not None
             result = self.array
             call = partial(self.gloo.call, self.array, groups_of(system))
         cpu = time.process_time()
         begin = time.monotonic()
-        call()
+        info = call()
         end = time.monotonic()
         cpu = time.process_time() - cpu
-        right = self._is_right(result, self.quantize if ours else None)
-        crc = zlib.crc32(result.tobytes())
-        return {"begin": begin, "end": end, "cpu": cpu, "right": right, "crc": crc}
+        answer = {"begin": begin, "end": end, "cpu": cpu}
+        answer["right"] = self._is_right(result, quantize)
+        answer["crc"] = zlib.crc32(result.tobytes())
+        return answer | ({} if info is None else {"attempts": info.attempts})
 
-    def _pccl(self) -> None:
-        pccl.allreduce(self.array, "sum", out=self.out, quantize=self.quantize)
+    def _pccl(self, quantize: str | None) -> pccl.ReduceInfo:
+        how: Any = {"out": self.out, "quantize": quantize, "return_info": True}
+        info: pccl.ReduceInfo = pccl.allreduce(self.array, "sum", **how)[1]
+        return info
 
     def _is_right(self, result: np.ndarray, quantize: str | None) -> bool:
         added = sum(self._added(host) for host in range(self.hosts))

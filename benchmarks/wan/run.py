@@ -4,6 +4,12 @@ what the links allow.
     python benchmarks/wan/run.py --preset europe long_fat --mb 16 64
     python benchmarks/wan/run.py --preset transatlantic --idle 5 --quantize int8 --json FILE --markdown FILE
 
+The preset long_line has goals, printed after the table:
+
+    python benchmarks/wan/run.py --preset long_line --no-gloo --mb 128
+    python benchmarks/wan/run.py --preset long_line --no-gloo --mb 128 --quantize int8 --plain
+    python benchmarks/wan/run.py --preset long_line --no-gloo --mb 32 --idle 60 --prepare
+
 Needs root and Linux; Gloo also torch. All systems live in the same processes, one for each host,
 and take turns. A call's time is from the first host's start to the last one's end. Every result is
 checked, all elements.
@@ -28,10 +34,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab import DEVICE, PRESETS, Host, Lab, LabError, preset
 from peers import Peer, ask
-from report import MIB, Table, machine, ratio, size_name, warnings, write_results
+from report import (
+    MIB,
+    Table,
+    by_block,
+    factor,
+    goal,
+    machine,
+    percent,
+    ratio,
+    size_name,
+    warnings,
+    write_results,
+)
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = {"pccl": "pccl", "prepared": "prepared", "gloo1": "Gloo", "gloo8": "8 Gloo"}
+GLOO = {"gloo1": "Gloo", "gloo8": "8 Gloo"}
+NAMES = {"pccl": "pccl", "prepared": "prepared", "plain": "plain", **GLOO}
+GOAL_PRESET = "long_line"
+BULK_BYTES, BULK_GOAL = 128 * MIB, 0.9  # of the bound, first calls included
+INT8_GOAL = 3.5  # times the speed of float32, for as many bytes
+RESTED_BYTES, RESTED_GOAL = 32 * MIB, 0.75  # of the bound, each call after silence
 LATE_MS = 5.0  # packets that are later than that make a measurement worthless
 START = 300.0  # seconds for joining
 CALL = 900.0  # seconds for a call
@@ -85,6 +108,12 @@ def peers_of(lab: Lab, systems: Sequence[str], args: argparse.Namespace) -> Iter
 
 def call(peers: Sequence[Peer], system: str, idle: float) -> float:
     """Seconds of one all-reduce, or SystemExit if it is wrong anywhere."""
+    begin(peers, system, idle)
+    return end(peers, system)[0]
+
+
+def begin(peers: Sequence[Peer], system: str, idle: float) -> None:
+    """Begins an all-reduce, after so many seconds of silence."""
     ask(peers, "ready", "ready")
     if system == "prepared":
         for peer in peers:
@@ -92,12 +121,17 @@ def call(peers: Sequence[Peer], system: str, idle: float) -> float:
     time.sleep(idle)
     for peer in peers:
         peer.tell("go", system=system)
+
+
+def end(peers: Sequence[Peer], system: str) -> tuple[float, list[dict[str, Any]]]:
+    """The seconds of what was begun, and each host's answer; SystemExit if it is wrong anywhere."""
     answers = [peer.hear("done", CALL) for peer in peers]
     if not all(answer["right"] for answer in answers):
         raise SystemExit(f"{system}: a wrong result on one of the hosts")
     if len({answer["crc"] for answer in answers}) != 1:
         raise SystemExit(f"{system}: results that differ between hosts")
-    return float(max(one["end"] for one in answers) - min(one["begin"] for one in answers))
+    seconds = max(one["end"] for one in answers) - min(one["begin"] for one in answers)
+    return float(seconds), answers
 
 
 def measure(
@@ -136,6 +170,37 @@ def measure(
             for name in ("delivered", "lost", "up_full", "line_full", "down_full", "no_room")
         },
     }
+
+
+def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Prints those of this row; most rows have none."""
+    if (result["preset"], result["rates"], result["secret"]) != (GOAL_PRESET, 1, False):
+        return []
+    bound, seconds, quantize = result["bound"], result["seconds"], result["quantize"]
+    of = f"all-reduce of {size_name(result['bytes'])}, {result['preset']}"
+    found = []
+    if result["idle"] and result["bytes"] == RESTED_BYTES and quantize is None:
+        for system in [name for name in ("pccl", "prepared") if name in seconds]:
+            shares = [bound / one for one in seconds[system]]
+            name = f"{of}, {NAMES[system]}, after {result['idle']:g} s of silence: "
+            name += "speed, of the bound's"
+            share = bound / statistics.median(seconds[system])
+            found.append(goal(name, share, shares, percent, at_least=RESTED_GOAL))
+    elif not result["idle"] and result["bytes"] == BULK_BYTES:
+        calls = {system: [result["first"][system], *seconds[system]] for system in seconds}
+        own = calls["pccl"]
+        if quantize is None:
+            share = bound * len(own) / sum(own)
+            name = f"{of}, first call included: speed of all calls together, of the bound's"
+            shares = [bound / one for one in own]
+            found.append(goal(name, share, shares, percent, at_least=BULK_GOAL))
+        elif quantize == "int8" and "plain" in calls:
+            parts = by_block(calls["plain"], own)
+            name = f"{of}, int8, first call included: speed of all calls together, of "
+            name += f"{result['dtype']}'s"
+            times = sum(calls["plain"]) / sum(own)
+            found.append(goal(name, times, parts, factor, at_least=INT8_GOAL))
+    return found
 
 
 def columns(systems: Sequence[str], optimize: bool) -> list[str]:
@@ -186,15 +251,18 @@ def main() -> None:
     )
     parser.add_argument("--secret", action="store_true", help="pccl with TLS; Gloo has none")
     parser.add_argument("--rates", type=float, default=1.0, help="multiplies all links' rates")
-    parser.add_argument("--systems", nargs="+", choices=list(NAMES)[2:], default=list(NAMES)[2:],
-                        help="beside pccl")  # fmt: skip
+    parser.add_argument(
+        "--systems", nargs="+", choices=list(GLOO), default=list(GLOO), help="beside pccl"
+    )
     parser.add_argument("--prepare", action="store_true", help="calls after pccl.prepare, too")
+    parser.add_argument("--plain", action="store_true", help="calls without --quantize, too")
     parser.add_argument("--no-gloo", action="store_true", help="pccl alone")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     systems = ["pccl", *(["prepared"] if args.prepare else [])]
+    systems += ["plain"] if args.plain else []
     if importlib.util.find_spec("torch") is None:
         print("torch is not installed: without Gloo")
     elif not args.no_gloo:
@@ -219,6 +287,9 @@ def main() -> None:
                 write_results(args.json, about, results=results)
                 if args.markdown:
                     args.markdown.write_text(table.markdown())
+    print()
+    reached = [one for result in results for one in goals(result)]
+    write_results(args.json, about, results=results, goals=reached)
 
 
 if __name__ == "__main__":
