@@ -105,7 +105,7 @@ bench:
 	  --markdown build/allreduce.md --plot build/allreduce.svg $(BENCH_ARGS)
 
 # Whether this tree is slower than the commit BASE: both are measured in turns, 10 minutes after the
-# builds. Exit status 1: a row is slower by more than its spread.
+# builds. Exit status 1: two measurements say that a row is slower by more than its spread.
 bench-check:
 	@test -n "$(BASE)" || { echo "usage: make bench-check BASE=COMMIT" >&2; exit 2; }
 	@$(STAGE) set-up tools/setup.sh build/bench-check/venv
