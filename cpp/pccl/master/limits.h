@@ -1,6 +1,7 @@
 // The options of a master, and every bound on what peers can cause.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -119,6 +120,12 @@ struct Options {
   bool relays = false;     // the master relays between members that cannot connect; see PCCL_RELAY
   Limits limits;
 };
+
+// Members of a run that come from another master, or from before a restart, come in this time. At
+// least 500 ms: peers that wait pause between two attempts.
+[[nodiscard]] inline Duration quiet_time(const Options& options) {
+  return std::max<Duration>(2 * options.heartbeat_interval, std::chrono::milliseconds(500));
+}
 
 // A connection must identify itself, and answer questions, within this time.
 inline constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);

@@ -2,6 +2,7 @@
 // whether they are true, and passes them on to the other members.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "pccl/master/limits.h"
@@ -14,5 +15,9 @@ namespace pccl::master {
 // A complete log: consecutive entries up to the last one applied.
 [[nodiscard]] Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& log,
                                const Options& options);
+// The name that messages show. REQUIRES: the record is plausible; otherwise names may be anything.
+[[nodiscard]] std::string name_of(const wire::Rejoin& rejoin);
+// The error of an inconsistent report. `detail`: ": " and the details, or empty.
+[[nodiscard]] Status wrong_report(const std::string& who, const std::string& detail = {});
 
 }  // namespace pccl::master

@@ -5,7 +5,7 @@
 
 #include "pccl/base/utf8.h"
 #include "pccl/base/version.h"
-#include "pccl/master/master.h"
+#include "pccl/master/operators.h"
 #include "pccl/wire/address.h"
 
 namespace pccl::master {
@@ -169,21 +169,21 @@ wire::GroupStatus Group::status(Instant now) const {
   return status;
 }
 
-wire::RunStatus Master::status(Instant now) const {
+wire::RunStatus Operators::status(Instant now) const {
   wire::RunStatus status;
   status.software = kSoftware;
-  status.run = run_;
-  status.term = term_;
+  status.run = run_.id;
+  status.term = run_.term;
   // With several masters: how many have served the run, one after the other.
-  for (const auto& [id, quorum] : quorums_)
+  for (const auto& [id, quorum] : served_.quorums())
     status.term = std::max(status.term, quorum.term() / options_.place.masters);
-  status.master_ms = began_ == Instant{} ? 0 : ms(now - began_);
+  status.master_ms = outbox_.began() == Instant{} ? 0 : ms(now - outbox_.began());
   status.encrypted = options_.encrypted;
   status.relays = options_.relays;
-  status.admission_paused = admission_paused_;
-  status.events = events_.status(now);
+  status.admission_paused = run_.admission_paused;
+  status.events = outbox_.events().status(now);
   std::size_t bytes = 0;
-  for (const auto& [id, group] : groups_) {
+  for (const auto& [id, group] : served_.all()) {
     if (id < kFirstPair) status.evictions += group->evictions();
     if (group->empty() && group->record().epoch == 0) continue;
     if (bytes > kMaxStatusBytes) {
@@ -196,18 +196,19 @@ wire::RunStatus Master::status(Instant now) const {
   return status;
 }
 
-void Master::answer_status(ConnectionId id, Connection& connection, Instant now) {
+void Operators::on_question(ConnectionId id, Connection& connection, Instant now) {
   // An answer is far longer than a question.
-  if (++connection.inquiries > kMaxInquiries || !status_questions_.take(kStatusQuestions, now))
-    return refuse(id, Code::refused, "too many questions about the status; ask again later");
+  if (++connection.inquiries > kMaxInquiries || !questions_.take(kStatusQuestions, now))
+    return connections_.refuse(id, Code::refused,
+                               "too many questions about the status; ask again later");
   connection.since = now;
   const wire::Bytes bytes = wire::encoded(status(now));
   for (std::size_t at = 0; at < bytes.size(); at += wire::kPartBytes) {
     const std::size_t end = std::min(bytes.size(), at + wire::kPartBytes);
     const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(at);
-    send(id, 0,
-         wire::StatusPart{{begin, bytes.begin() + static_cast<std::ptrdiff_t>(end)},
-                          end == bytes.size()});
+    served_.send(id, 0,
+                 wire::StatusPart{{begin, bytes.begin() + static_cast<std::ptrdiff_t>(end)},
+                                  end == bytes.size()});
   }
 }
 

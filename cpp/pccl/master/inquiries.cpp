@@ -1,10 +1,10 @@
-// Questions of peers, before they join, about their own reachability.
+#include "pccl/master/inquiries.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "pccl/base/utf8.h"
 #include "pccl/base/version.h"
-#include "pccl/master/master.h"
 #include "pccl/wire/address.h"
 
 namespace pccl::master {
@@ -16,10 +16,10 @@ constexpr std::size_t kMaxShown = 16;  // members in an answer
 
 // Whether `address`, as the master sees it, denotes the same host for this member. (A member that
 // connects by loopback is on the master's host.)
-bool Master::may_try(ConnectionId member, const std::string& address) const {
-  const auto it = connections_.find(member);
-  if (it == connections_.end()) return false;
-  const wire::Reach theirs = wire::reach_of(it->second.address);
+bool Inquiries::may_try(ConnectionId member, const std::string& address) const {
+  const Connection* const connection = connections_.find(member);
+  if (connection == nullptr) return false;
+  const wire::Reach theirs = wire::reach_of(connection->address);
   switch (wire::reach_of(address)) {
     case wire::Reach::nobody:
       return false;
@@ -33,57 +33,55 @@ bool Master::may_try(ConnectionId member, const std::string& address) const {
   return false;
 }
 
-// The master and the members try only the address from which the question comes, once per
-// connection and a few at a time. So no peer can use the run to scan for open ports.
-void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
-                     Instant now) {
-  if (connection.question != 0) return refuse(id, Code::refused, "one question at a time");
+void Inquiries::on_inquiry(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
+                           Instant now) {
+  if (connection.question != 0)
+    return connections_.refuse(id, Code::refused, "one question at a time");
   // An answer is far longer than a question.
   if (++connection.inquiries > kMaxInquiries)
-    return refuse(id, Code::refused, "too many questions");
+    return connections_.refuse(id, Code::refused, "too many questions");
   connection.since = now;  // answers may take a while; see kHandshakeTimeout
   wire::Findings findings;
   findings.software = kSoftware;
   findings.seen = connection.address;
   findings.relays = options_.relays;
-  const auto group = groups_.find(inquiry.group);
-  if (group != groups_.end()) {
-    const std::vector<wire::Member>& members = group->second->record().members;
+  Group* const group = served_.find(inquiry.group);
+  if (group != nullptr) {
+    const std::vector<wire::Member>& members = group->record().members;
     findings.size = static_cast<std::uint32_t>(members.size());
     for (const wire::Member& member : members) {
       if (findings.members.size() >= kMaxShown) break;
       findings.members.push_back({member.id, member.joined, member.addresses, {}, member.replica});
     }
   }
-  if (inquiry.port == 0) return send(id, 0, findings);
+  if (inquiry.port == 0) return served_.send(id, 0, findings);
   if (questions_.size() >= kMaxQuestions || !attempts_.take(kQuestions, now)) {
     findings.attempt.reached = wire::Reached::busy;
-    return send(id, 0, findings);
+    return served_.send(id, 0, findings);
   }
   const std::uint64_t number = connection.question = next_question_++;
   const wire::Address address{connection.address, inquiry.port};
-  actions_.emplace_back(TryAddress{id, address});
-  if (group != groups_.end()) {
+  outbox_.add(TryAddress{id, address});
+  if (group != nullptr) {
     const auto fit = [&](ConnectionId member) { return may_try(member, address.host); };
-    for (const PeerId& peer : group->second->ask_members({number, address}, kMaxAsked, fit))
+    for (const PeerId& peer : group->ask_members({number, address}, kMaxAsked, fit))
       findings.attempts.push_back({peer, wire::Reached::not_tried, {}});
   }
   questions_[number] = {id, now + kQuestionTime, std::move(findings)};
-  log_rarely("connection from " + connection.address + " asks who reaches its port " +
-                 std::to_string(inquiry.port),
-             now);
+  outbox_.log_rarely("connection from " + connection.address + " asks who reaches its port " +
+                     std::to_string(inquiry.port));
 }
 
-void Master::on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now) {
-  at(now);
+void Inquiries::on_tried(ConnectionId for_whom, bool reached, const std::string& reason,
+                         Instant now) {
   for (auto& [number, question] : questions_) {
     if (question.from != for_whom) continue;
     question.findings.attempt = {{}, reached ? wire::Reached::yes : wire::Reached::no, reason};
   }
-  answer_questions(now);
+  answer(now);
 }
 
-void Master::on_tried(const PeerId& peer, const wire::Tried& tried, Instant now) {
+void Inquiries::on_tried(const PeerId& peer, const wire::Tried& tried, Instant now) {
   const auto it = questions_.find(tried.number);
   if (it == questions_.end()) return;
   for (wire::Attempt& attempt : it->second.findings.attempts) {
@@ -91,18 +89,17 @@ void Master::on_tried(const PeerId& peer, const wire::Tried& tried, Instant now)
     attempt.reached = tried.reached ? wire::Reached::yes : wire::Reached::no;
     attempt.reason = shortened(tried.reason, 200);
   }
-  answer_questions(now);
+  answer(now);
 }
 
-// Answers questions that have all results, or whose time is over.
-void Master::answer_questions(Instant now) {
+void Inquiries::answer(Instant now) {
   for (auto it = questions_.begin(); it != questions_.end();) {
     const wire::Findings& findings = it->second.findings;
     const bool all = findings.attempt.reached != wire::Reached::not_tried &&
                      std::ranges::find(findings.attempts, wire::Reached::not_tried,
                                        &wire::Attempt::reached) == findings.attempts.end();
     if (all || now >= it->second.until) {
-      send(it->second.from, 0, findings);
+      served_.send(it->second.from, 0, findings);
       it = questions_.erase(it);
     } else {
       ++it;
