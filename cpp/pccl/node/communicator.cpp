@@ -207,7 +207,7 @@ Status Communicator::become_member(Visit& visit) {
     return standing == peer::Standing::member || standing == peer::Standing::out;
   };
   if (engine.standing() != peer::Standing::out && engine.standing() != peer::Standing::member) {
-    engine.request_admission(clock_now());
+    engine.admission().request();
     runtime.act();
     const Instant remind = clock_now() + kRemind;
     bool reminded = false;
@@ -278,7 +278,7 @@ Result<peer::CallPtr> Communicator::admission_point(Visit& visit, wire::RoundKin
       kind == wire::RoundKind::sync_admit || engine.session().record()->ranks_per_replica == 0;
   const auto& deadline = visit.until().deadline;
   const bool has_time = !deadline || *deadline - clock_now() > kMeasuringTakes;
-  const bool measures = repeatable && has_time && !engine.optimizing();
+  const bool measures = repeatable && has_time && !engine.measuring().active();
   const peer::CallPtr call = engine.enter(kind, clock_now(), wire::AdmissionPoint{measures});
   visit.runtime().act();
   Status status = await_call(visit, call, visit.until(), true);

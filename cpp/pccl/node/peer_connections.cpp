@@ -73,13 +73,13 @@ io::Doorway::Owner PeerConnections::doorway_owner() {
   owner.accepted = [this](std::uint64_t id, std::unique_ptr<io::Socket> socket) {
     const bool local = is_local(*socket);
     add_socket(id, std::move(socket), local);
-    engine_.on_accepted(id, local, clock_now());
+    engine_.connections(clock_now()).on_accepted(id, local);
     resume(id);
   };
   owner.drop = [this](std::uint64_t id, const std::string& reason) {
     if (engine_.links().is_established(id))
       return false;  // it waited for its epoch, and is a link now
-    engine_.on_stripe_failed(id, {Code::unreachable, reason}, clock_now());
+    engine_.connections(clock_now()).on_stripe_failed(id, {Code::unreachable, reason});
     close(id);
     return true;
   };
@@ -121,12 +121,12 @@ void PeerConnections::dial(const link::DialRequest& request) {
                                              const Error& failure) {
         dials_.erase(token);
         if (socket == nullptr) {
-          engine_.on_dial_failed(token, failure.reason, clock_now());
+          engine_.connections(clock_now()).on_dial_failed(token, failure.reason);
         } else {
           const std::uint64_t id = doorway_.next_id();
           const bool local = !relayed && is_local(*socket);
           add_socket(id, std::move(socket), local);
-          engine_.on_dialled(token, id, local, clock_now());
+          engine_.connections(clock_now()).on_dialled(token, id, local, link::Way::network);
           resume(id);
         }
         act_();
@@ -194,7 +194,7 @@ bool PeerConnections::receive(std::uint64_t id) {
     moved += bytes;
     more = bytes == room || connection.pipe != nullptr;
     if (const Status status = stripe->received(bytes); !status) {
-      engine_.on_stripe_failed(id, status.error(), clock_now());
+      engine_.connections(clock_now()).on_stripe_failed(id, status.error());
       break;
     }
     engine_.combine();
@@ -207,7 +207,7 @@ bool PeerConnections::receive(std::uint64_t id) {
 void PeerConnections::failed(std::uint64_t id, ssize_t result) {
   const std::string why =
       result == 0 ? "closed by the other end" : io::error_text(static_cast<int>(-result));
-  engine_.on_stripe_failed(id, {Code::unreachable, why}, clock_now());
+  engine_.connections(clock_now()).on_stripe_failed(id, {Code::unreachable, why});
 }
 
 // A connection that is established has passed the doorway.
@@ -389,7 +389,7 @@ void PeerConnections::has_read(const Move& move) {
     const auto bytes = static_cast<std::size_t>(move.got);
     more = bytes == move.room;
     if (const Status status = stripe->received(bytes); !status)
-      engine_.on_stripe_failed(move.id, status.error(), clock_now());
+      engine_.connections(clock_now()).on_stripe_failed(move.id, status.error());
   } else if (move.got != -EAGAIN) {
     failed(move.id, move.got);
   }
@@ -423,30 +423,31 @@ void PeerConnections::listen_to_neighbours() {
   auto made = std::make_unique<Neighbours>(
       context_, options_.join.id, host_key(options_.secret, options_.join.memory_key),
       name.empty() ? 0 : XXH3_64bits(name.data(), name.size()),
-      NeighbourEvents{[this](const PeerId& peer) {
-                        // It may be back before its end was noticed.
-                        all_lost(peer, "replaced");
-                        engine_.on_neighbour_up(peer, clock_now());
-                      },
-                      [this](const PeerId& peer, const std::string& reason) {
-                        all_lost(peer, reason);
-                        engine_.on_neighbour_down(peer, reason, clock_now());
-                      },
-                      [this](const PeerId& peer, memory::Offer what, std::uint64_t number,
-                             const memory::RegionPtr& region) {
-                        if (what == memory::Offer::pipe || what == memory::Offer::pipe_answer) {
-                          // Queued, since the engine may be in the middle of a call.
-                          pipe_events_.push_back(
-                              {{peer, what == memory::Offer::pipe_answer, number}, region, {}, 0});
-                          return;
-                        }
-                        engine_.on_neighbour_offer(peer, what, number, region, clock_now());
-                      },
-                      [this](const PeerId& peer, memory::Offer what, std::uint64_t number,
-                             const std::string& reason) {
-                        engine_.on_neighbour_unmapped(peer, what, number, reason, clock_now());
-                      },
-                      [this] { act_(); }});
+      NeighbourEvents{
+          [this](const PeerId& peer) {
+            // It may be back before its end was noticed.
+            all_lost(peer, "replaced");
+            engine_.connections(clock_now()).on_neighbour_up(peer);
+          },
+          [this](const PeerId& peer, const std::string& reason) {
+            all_lost(peer, reason);
+            engine_.connections(clock_now()).on_neighbour_down(peer, reason);
+          },
+          [this](const PeerId& peer, memory::Offer what, std::uint64_t number,
+                 const memory::RegionPtr& region) {
+            if (what == memory::Offer::pipe || what == memory::Offer::pipe_answer) {
+              // Queued, since the engine may be in the middle of a call.
+              pipe_events_.push_back(
+                  {{peer, what == memory::Offer::pipe_answer, number}, region, {}, 0});
+              return;
+            }
+            engine_.connections(clock_now()).on_neighbour_offer(peer, what, number, region);
+          },
+          [this](const PeerId& peer, memory::Offer what, std::uint64_t number,
+                 const std::string& reason) {
+            engine_.connections(clock_now()).on_neighbour_unmapped(peer, what, number, reason);
+          },
+          [this] { act_(); }});
   if (const Status status = made->listen(); !status) {
     log(LogLevel::warn, options_.join.name,
         "cannot find peers of this host (" + status.error().reason + "): reducing over TCP");
@@ -481,8 +482,8 @@ void PeerConnections::all_lost(const PeerId& with, const std::string& reason) {
 void PeerConnections::dial_pipe(const link::DialRequest& request) {
   auto own = memory::make_region(memory::kPipeEndBytes, memory::Access::read);
   if (!own || neighbours_ == nullptr) {
-    return engine_.on_dial_failed(request.token, own ? "no neighbours" : own.error().reason,
-                                  clock_now());
+    return engine_.connections(clock_now())
+        .on_dial_failed(request.token, own ? "no neighbours" : own.error().reason);
   }
   const PipeName name{request.neighbour, true, next_pipe_++};
   pipe_dials_[name] = {request.token, *own};
@@ -510,9 +511,10 @@ void PeerConnections::finish_pipe_dial(const PipeName& name, const memory::Regio
   if (it == pipe_dials_.end()) return;
   const PipeDial dial = std::move(it->second);
   pipe_dials_.erase(it);
-  if (other == nullptr) return engine_.on_dial_failed(dial.token, "refused", clock_now());
+  if (other == nullptr)
+    return engine_.connections(clock_now()).on_dial_failed(dial.token, "refused");
   const std::uint64_t id = add_pipe(name, dial.own, other);
-  engine_.on_dialled(dial.token, id, true, clock_now(), true);
+  engine_.connections(clock_now()).on_dialled(dial.token, id, true, link::Way::memory);
 }
 
 void PeerConnections::accept_pipe(const PipeName& name, const memory::RegionPtr& other) {
@@ -524,7 +526,7 @@ void PeerConnections::accept_pipe(const PipeName& name, const memory::RegionPtr&
     return neighbours_->offer(name.with, memory::Offer::pipe_answer, name.number, nullptr);
   const std::uint64_t id = add_pipe(name, *own, other);
   neighbours_->offer(name.with, memory::Offer::pipe_answer, name.number, *own);
-  engine_.on_accepted(id, true, clock_now(), name.with);
+  engine_.connections(clock_now()).on_accepted(id, true, name.with);
 }
 
 std::uint64_t PeerConnections::add_pipe(const PipeName& name, memory::RegionPtr own,
@@ -540,7 +542,7 @@ std::uint64_t PeerConnections::add_pipe(const PipeName& name, memory::RegionPtr 
 // Reads what was written before the end first.
 void PeerConnections::lose_pipe(std::uint64_t id, const std::string& reason) {
   if (engine_.links().is_established(id)) (void)receive(id);
-  engine_.on_stripe_failed(id, {Code::unreachable, reason}, clock_now());
+  engine_.connections(clock_now()).on_stripe_failed(id, {Code::unreachable, reason});
 }
 
 void PeerConnections::lose_pipes(const PeerId& with, const std::string& reason,
@@ -558,7 +560,8 @@ void PeerConnections::lose_pipes(const PeerId& with, const std::string& reason,
     if (concerns(name)) tokens.push_back(dial.token);
   }
   std::erase_if(pipe_dials_, [&](const auto& item) { return concerns(item.first); });
-  for (const std::uint64_t token : tokens) engine_.on_dial_failed(token, reason, clock_now());
+  for (const std::uint64_t token : tokens)
+    engine_.connections(clock_now()).on_dial_failed(token, reason);
 }
 
 Pace PeerConnections::step_pipes(bool may_sleep) {

@@ -214,7 +214,7 @@ void Runtime::act() {
       link::Stripe* stripe = engine_.stripe(id);
       if (stripe == nullptr) continue;
       if (const Status status = stripe->resume(); !status) {
-        engine_.on_stripe_failed(id, status.error(), clock_now());
+        engine_.connections(clock_now()).on_stripe_failed(id, status.error());
       } else {
         peers_.resume(id);
       }

@@ -86,46 +86,49 @@ void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) 
 }
 
 void Engine::hear(const SessionEvent& event) {
-  std::visit(
-      Overloaded{
-          [&](const Welcomed& welcomed) { on_welcome(welcomed); },
-          [&](const NewEpoch& epoch) { on_epoch(epoch.record); },
-          [&](const wire::Verdict& verdict) {
-            const Status status = operations_.on_verdict(verdict);
-            if (!status) die(status.error());
-          },
-          [&](const wire::Outcome& outcome) { on_outcome(outcome); },
-          [&](const wire::Prepare& prepare) {
-            if (admission_.on_prepare(prepare)) link_driver_.on_prepare();
-          },
-          [&](const wire::Expect& expect) {
-            admission_.expect(expect.newcomers);
-            locality_.newcomers_wait(expect.ready);
-            link_driver_.choose();
-          },
-          [&](const wire::Notice& notice) { log(LogLevel::warn, notice.text); },
-          [&](const wire::Try& question) { link_driver_.on_try(question); },
-          [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
-          [&](const wire::NotServing& answer) {
-            master_link_.on_not_serving(answer.recovers, now());
-            leave_master();
-          },
-          [&](const LeftBehind& left) {
-            log(LogLevel::debug, "a master says \"" + left.error.reason + "\"; asking the others");
-            master_link_.on_refused(left.error, now());
-            leave_master();
-          },
-          [&](const wire::Drain&) {
-            if (draining_) return;
-            log(LogLevel::warn, "the operator asks this peer to leave at its next admission point");
-            drain(now());
-          },
-          [&](const Dismissed& dismissed) {
-            log(LogLevel::debug, "the master ended our part in the run: " + dismissed.error.reason);
-            die(dismissed.error);
-          },
-      },
-      event);
+  std::visit(Overloaded{
+                 [&](const Welcomed& welcomed) { on_welcome(welcomed); },
+                 [&](const NewEpoch& epoch) { on_epoch(epoch.record); },
+                 [&](const wire::Verdict& verdict) {
+                   const Status status = operations_.on_verdict(verdict);
+                   if (!status) die(status.error());
+                 },
+                 [&](const wire::Outcome& outcome) { on_outcome(outcome); },
+                 [&](const wire::Prepare& prepare) {
+                   if (admission_.on_prepare(prepare)) link_driver_.on_prepare();
+                 },
+                 [&](const wire::Expect& expect) {
+                   admission_.expect(expect.newcomers);
+                   locality_.newcomers_wait(expect.ready);
+                   link_driver_.choose();
+                 },
+                 [&](const wire::Notice& notice) { actions_.note(LogLevel::warn, notice.text); },
+                 [&](const wire::Try& question) { link_driver_.on_try(question); },
+                 [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
+                 [&](const wire::NotServing& answer) {
+                   master_link_.on_not_serving(answer.recovers, now_);
+                   leave_master();
+                 },
+                 [&](const LeftBehind& left) {
+                   actions_.note(LogLevel::debug,
+                                 "a master says \"" + left.error.reason + "\"; asking the others");
+                   master_link_.on_refused(left.error, now_);
+                   leave_master();
+                 },
+                 [&](const wire::Drain&) {
+                   if (draining_) return;
+                   actions_.note(
+                       LogLevel::warn,
+                       "the operator asks this peer to leave at its next admission point");
+                   drain(now_);
+                 },
+                 [&](const Dismissed& dismissed) {
+                   actions_.note(LogLevel::debug,
+                                 "the master ended our part in the run: " + dismissed.error.reason);
+                   die(dismissed.error);
+                 },
+             },
+             event);
 }
 
 void Engine::on_control_lost(const std::string& reason, Instant now) {
@@ -135,7 +138,8 @@ void Engine::on_control_lost(const std::string& reason, Instant now) {
   session_.on_lost();
   if (!broke) return;
   threads_.told(false);
-  log(LogLevel::info, "the connection to the master broke (" + reason + "); dialling again");
+  actions_.note(LogLevel::info,
+                "the connection to the master broke (" + reason + "); dialling again");
 }
 
 void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
@@ -147,11 +151,11 @@ void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
 }
 
 void Engine::on_welcome(const Welcomed& welcomed) {
-  master_link_.on_welcome(!welcomed.welcome.group_started, now());
+  master_link_.on_welcome(!welcomed.welcome.group_started, now_);
   admission_.on_welcome(welcomed.welcome);
   if (welcomed.again) session_.say_again(calls().open_messages());
   if (!session_.member()) return;
-  if (welcomed.again) log(LogLevel::info, "back at the master");
+  if (welcomed.again) actions_.note(LogLevel::info, "back at the master");
   // The master may lack the reports of links, or be a new one.
   for (const link::LinkStateReport& report : links_.report_all(link_driver_.context()))
     session_.report_link(report.peer, report.state, report.reason);
@@ -161,11 +165,6 @@ void Engine::on_welcome(const Welcomed& welcomed) {
 void Engine::leave_master() {
   session_.on_lost();
   actions_.close_control = true;
-}
-
-void Engine::request_admission(Instant now) {
-  at(now);
-  if (!out()) admission_.request();
 }
 
 void Engine::withdraw_admission(Instant now) {
@@ -218,7 +217,7 @@ void Engine::end_all(const Error& error, const Record& record) {
 
 void Engine::tell_news() {
   for (std::string& line : news_.take()) {
-    if (!options_.join.quiet) log(LogLevel::warn, std::move(line));
+    if (!options_.join.quiet) actions_.note(LogLevel::warn, std::move(line));
   }
 }
 
@@ -235,7 +234,7 @@ void Engine::on_epoch(const Record& record) {
   master_link_.on_member();
   census_ = record->census;
   news_.note(*record);
-  if (tracer_.on()) tracer_.epoch(record, session_.run(), now());
+  if (tracer_.on()) tracer_.epoch(record, session_.run(), now_);
   if (!calls().calls().empty()) tell_news();
   if (record->cause == wire::Cause::admission) {
     begin_admission(record);
@@ -251,7 +250,7 @@ void Engine::on_epoch(const Record& record) {
   links_.begin_epoch(link_driver_.context());
   link_driver_.choose();
   actions_.resume = links_.held_stripes();
-  operations_.run_all(now());
+  operations_.run_all(now_);
   actions_.calls_ended = true;  // a thread may wait for admission
 }
 
@@ -402,63 +401,11 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
   calls_.request_abort(call->key, code);
 }
 
-// -- connections
-
-void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
-                        bool memory) {
-  at(now);
-  link_driver_.on_dialled(token, stripe, local, memory);
-}
-
-void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Instant now) {
-  at(now);
-  link_driver_.on_dial_failed(token, reason);
-}
-
-void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour) {
-  at(now);
-  link_driver_.on_accepted(stripe, local, neighbour);
-}
-
-void Engine::on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now) {
-  at(now);
-  link_driver_.on_stripe_failed(stripe, error);
-}
+// -- work
 
 void Engine::combine() {
   operations_.executor().combine();
-  operations_.told(now());
-}
-
-void Engine::on_neighbour_up(const PeerId& peer, Instant now) {
-  at(now);
-  if (out()) return;
-  locality_.on_up(peer, now);
-  link_driver_.locality_told();
-  link_driver_.dial_pipes();
-}
-
-void Engine::on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now) {
-  at(now);
-  if (out()) return;
-  locality_.on_down(peer, reason, now);
-  link_driver_.locality_told();
-}
-
-void Engine::on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
-                                const memory::RegionPtr& region, Instant now) {
-  at(now);
-  if (out()) return;
-  locality_.on_offered(peer, what, number, region);
-  link_driver_.locality_told();
-}
-
-void Engine::on_neighbour_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
-                                   const std::string& reason, Instant now) {
-  at(now);
-  if (out()) return;
-  locality_.on_unmapped(peer, what, number, reason);
-  link_driver_.locality_told();
+  operations_.told(now_);
 }
 
 Pace Engine::step(Instant now) {
@@ -501,7 +448,7 @@ void Engine::on_time(Instant now) {
 bool Engine::check_given_up() {
   for (const CallPtr& call : calls_.table().gave_up()) {
     const auto [until, code] = *call->gave_up;
-    if (now() < until) continue;
+    if (now_ < until) continue;
     const std::string what = wire::describe(call->key);
     session_.leave("gave up on " + what);
     die({code == Code::interrupted ? code : Code::timeout,
@@ -515,7 +462,7 @@ bool Engine::check_given_up() {
 
 // False: the master is lost, and this peer is out.
 bool Engine::check_master_link() {
-  switch (master_link_.on_time(now(), session_.member())) {
+  switch (master_link_.on_time(now_, session_.member())) {
     case MasterLink::Due::nothing:
       return true;
     case MasterLink::Due::dial:
@@ -524,11 +471,11 @@ bool Engine::check_master_link() {
       return true;
     case MasterLink::Due::silent:
       actions_.close_control = true;
-      on_control_lost("nothing heard from the master", now());
+      on_control_lost("nothing heard from the master", now_);
       return true;
     case MasterLink::Due::elsewhere:
-      log(LogLevel::debug, "no run has begun here yet; asking the other masters again");
-      master_link_.look_elsewhere(now());
+      actions_.note(LogLevel::debug, "no run has begun here yet; asking the other masters again");
+      master_link_.look_elsewhere(now_);
       leave_master();
       return true;
     case MasterLink::Due::lost:
@@ -566,21 +513,21 @@ void Engine::say_heartbeat() {
 // A few times in each heartbeat interval, and at least each kLongestTick.
 void Engine::on_tick() {
   const Settings& settings = options_.settings;
-  next_tick_ = now() + std::min<Duration>(settings.heartbeat_interval / 4, kLongestTick);
-  measuring_.watch(operations_.running(), now());
+  next_tick_ = now_ + std::min<Duration>(settings.heartbeat_interval / 4, kLongestTick);
+  measuring_.watch(operations_.running(), now_);
   links_.on_tick(link_driver_.context());
   link_driver_.links_told();
-  if (now() >= next_heartbeat_) {
-    next_heartbeat_ = now() + settings.heartbeat_interval;
+  if (now_ >= next_heartbeat_) {
+    next_heartbeat_ = now_ + settings.heartbeat_interval;
     say_heartbeat();
     links_.on_watch(link_driver_.context());
     link_driver_.links_told();
     // A holder that has lost the master does not know the election. It has this time to return.
-    sync_.transfer().on_time(now(), settings.reconnect_timeout + settings.heartbeat_timeout);
+    sync_.transfer().on_time(now_, settings.reconnect_timeout + settings.heartbeat_timeout);
     link_driver_.sync_told();
   }
-  if (now() >= next_blocked_) {
-    next_blocked_ = now() + Threads::kBlockedAfter / 2;
+  if (now_ >= next_blocked_) {
+    next_blocked_ = now_ + Threads::kBlockedAfter / 2;
     report_blocked();
   }
 }
@@ -594,7 +541,7 @@ void Engine::report_blocked() {
     // Until this attempt is reported to the master, the operation may be over.
     return operations_.in_memory_alone(call->key);
   };
-  wire::Blocked blocked = threads_.look(proceeds, now());
+  wire::Blocked blocked = threads_.look(proceeds, now_);
   // Counted per connection, since the count of a connection ends with it.
   std::uint64_t moved = locality_.group().moved() - moved_at_blocked_;
   moved_at_blocked_ += moved;
@@ -611,7 +558,7 @@ void Engine::report_blocked() {
 }
 
 Instant Engine::next_deadline() const {
-  if (out()) return now() + std::chrono::seconds(1);
+  if (out()) return now_ + std::chrono::seconds(1);
   Instant next = std::min(next_tick_, measuring_.next_deadline());
   next = std::min({next, calls().next_due(), calls().next_give_up()});
   if (const auto local = locality_.next_deadline()) next = std::min(next, *local);

@@ -62,40 +62,24 @@ class Engine {
   // The other end of the control connection does not know the secret. Ends a peer that has not
   // joined yet; a peer that has joined dials again, since an attacker on the path can cause this.
   void on_stranger_at_master(const std::string& reason, Instant now);
-  // `local`: both ends are on one host. `stripe` is an id that the shell never uses again.
-  // `memory`: the connection goes through shared memory.
-  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
-                  bool memory = false);
-  void on_dial_failed(std::uint64_t token, const std::string& reason, Instant now);
-  // `neighbour`: the peer at the other end of the memory; empty for a socket.
-  void on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour = {});
+  // The part for events of connections and of neighbours.
+  [[nodiscard]] LinkDriver& connections(Instant now) {
+    at(now);
+    return link_driver_;
+  }
   // Null when the stripe is to be closed.
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id) { return links_.stripe(id); }
-  // The connection ended, or Stripe::received or resume failed. Other stripes of the link take over
-  // where they can. Code::refused: the other end misbehaves, and the link ends.
-  void on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now);
   // Combines what has arrived on one stripe or several. take_actions() does it, too: a shell calls
   // this when bytes are fresh in the cache.
   void combine();
-  // Events of neighbours: see node::NeighbourEvents. on_neighbour_offer and on_neighbour_unmapped
-  // may also be called from inside LocalityOptions::poll.
-  void on_neighbour_up(const PeerId& peer, Instant now);
-  void on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now);
-  void on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
-                          const memory::RegionPtr& region, Instant now);
-  void on_neighbour_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
-                             const std::string& reason, Instant now);
   // Advances the collective in memory. The pace tells the driver of the loop when to call again.
   [[nodiscard]] Pace step(Instant now);
-  [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }
   [[nodiscard]] bool has_actions() const;
   void on_time(Instant now);
   [[nodiscard]] Instant next_deadline() const;
   [[nodiscard]] EngineActions take_actions();
 
   // -- the user's calls
-  // This peer's next call is collective: unless it is a member, it asks for admission.
-  void request_admission(Instant now);
   // The user gave up waiting. Does nothing if this peer was admitted meanwhile.
   void withdraw_admission(Instant now);
   [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now,
@@ -144,18 +128,15 @@ class Engine {
     return !out() && options_.join.masters > 1 && session_.member() && !session_.welcomed() &&
            session_.record()->members.size() > 1;
   }
-  [[nodiscard]] bool optimizing() const { return measuring_.active(); }
-  // Links get ready for an operation that was announced.
-  [[nodiscard]] bool primes() const { return measuring_.primer().active(); }
 
   // -- parts
   [[nodiscard]] Admission& admission() { return admission_; }
-  [[nodiscard]] const Admission& admission() const { return admission_; }
   [[nodiscard]] Threads& threads() { return threads_; }
   [[nodiscard]] const CallTable& calls() const { return calls_.table(); }
   [[nodiscard]] const Totals& totals() const { return calls_.totals(); }
   [[nodiscard]] const link::LinkTable& links() const { return links_; }
   [[nodiscard]] const Locality& locality() const { return locality_; }
+  [[nodiscard]] const Measuring& measuring() const { return measuring_; }
   [[nodiscard]] const Session& session() const { return session_; }
   [[nodiscard]] const MembershipNews& news() const { return news_; }
   [[nodiscard]] const MasterLink& master_link() const { return master_link_; }
@@ -170,7 +151,6 @@ class Engine {
   void on_outcome(const wire::Outcome& outcome);
 
   [[nodiscard]] bool out() const { return end_.has_value(); }
-  [[nodiscard]] Instant now() const { return now_; }
   [[nodiscard]] CallPtr begin_call(Instant now);
   void end_all(const Error& error, const Record& record);
   void die(Error error);
@@ -180,7 +160,6 @@ class Engine {
   void say_heartbeat();
   void report_blocked();
   void tell_news();
-  void log(LogLevel level, std::string text) { actions_.note(level, std::move(text)); }
 
   EngineOptions options_;
   Serial serial_;

@@ -194,9 +194,8 @@ void LinkDriver::on_try(const wire::Try& question) {
   links_told();
 }
 
-void LinkDriver::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, bool memory) {
-  links_.on_dialled(token, stripe, local, memory ? link::Way::memory : link::Way::network,
-                    context());
+void LinkDriver::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, link::Way way) {
+  links_.on_dialled(token, stripe, local, way, context());
   links_told();
 }
 
@@ -216,6 +215,33 @@ void LinkDriver::on_accepted(std::uint64_t stripe, bool local, const PeerId& nei
 void LinkDriver::on_stripe_failed(std::uint64_t stripe, const Error& error) {
   links_.on_stripe_failed(stripe, error, context());
   links_told();
+}
+
+void LinkDriver::on_neighbour_up(const PeerId& peer) {
+  if (closed_) return;
+  parts_.locality.on_up(peer, parts_.now);
+  locality_told();
+  dial_pipes();
+}
+
+void LinkDriver::on_neighbour_down(const PeerId& peer, const std::string& reason) {
+  if (closed_) return;
+  parts_.locality.on_down(peer, reason, parts_.now);
+  locality_told();
+}
+
+void LinkDriver::on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                                    const memory::RegionPtr& region) {
+  if (closed_) return;
+  parts_.locality.on_offered(peer, what, number, region);
+  locality_told();
+}
+
+void LinkDriver::on_neighbour_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                                       const std::string& reason) {
+  if (closed_) return;
+  parts_.locality.on_unmapped(peer, what, number, reason);
+  locality_told();
 }
 
 // -- frames

@@ -1,5 +1,5 @@
-// Connects the links with the other parts of the engine: chooses the links that are needed, and
-// brings events and frames to the parts that they concern. Pure.
+// Connects the links and the neighbours with the other parts of the engine: chooses those that are
+// needed, and brings events and frames to the parts that they concern. Pure.
 #pragma once
 
 #include <cstdint>
@@ -48,11 +48,24 @@ class LinkDriver final : public link::Traffic {
   void on_relay(const wire::Relay& relay);
   void on_try(const wire::Try& question);
 
-  // -- events from the shell: Engine has the contracts
-  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, bool memory);
+  // -- events of connections, from the shell
+  // `local`: both ends are on one host. `stripe` is an id that the shell never uses again.
+  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, link::Way way);
   void on_dial_failed(std::uint64_t token, const std::string& reason);
-  void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour);
+  // `neighbour`: the peer at the other end of the memory; empty for a socket.
+  void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour = {});
+  // The connection ended, or Stripe::received or resume failed. Other stripes of the link take over
+  // where they can. Code::refused: the other end misbehaves, and the link ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error);
+
+  // -- events of neighbours, from the shell: see node::NeighbourEvents. on_neighbour_offer and
+  // on_neighbour_unmapped may also be called from inside LocalityOptions::poll.
+  void on_neighbour_up(const PeerId& peer);
+  void on_neighbour_down(const PeerId& peer, const std::string& reason);
+  void on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                          const memory::RegionPtr& region);
+  void on_neighbour_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                             const std::string& reason);
 
   // -- link::Traffic
   link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;

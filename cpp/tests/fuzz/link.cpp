@@ -71,10 +71,11 @@ class World {
     switch (what % 16) {
       case 0:  // a stranger connects
         stripes_[which] = next_stripe_++;
-        engine_.on_accepted(stripes_[which], true, now_);
+        engine_.connections(now_).on_accepted(stripes_[which], true);
         break;
       case 1:
-        engine_.on_stripe_failed(stripe, {Code::unreachable, "closed by the other end"}, now_);
+        engine_.connections(now_).on_stripe_failed(stripe,
+                                                   {Code::unreachable, "closed by the other end"});
         break;
       case 2:
         now_ += std::chrono::milliseconds(50 * script.byte());
@@ -84,7 +85,7 @@ class World {
       case 3: {  // a handshake that may be valid
         const std::uint8_t bits = script.byte();
         stripes_[which] = next_stripe_++;
-        engine_.on_accepted(stripes_[which], true, now_);
+        engine_.connections(now_).on_accepted(stripes_[which], true);
         hello(stripes_[which], static_cast<std::uint8_t>(2 + bits % 3), 1 + bits / 4 % 4,
               bits / 16 % 4, bits % 64 < 32, bits == 255);
         break;
@@ -154,7 +155,7 @@ class World {
   void greet(std::uint8_t from, std::uint64_t generation, std::uint32_t stripe) {
     const std::uint64_t id = next_stripe_++;
     stripes_.push_back(id);
-    engine_.on_accepted(id, true, now_);
+    engine_.connections(now_).on_accepted(id, true);
     hello(id, from, generation, stripe, true, false);
     must(engine_.links().is_established(id), "a member's handshake is taken");
   }
@@ -223,7 +224,7 @@ class World {
       }
       if (taken == 0) return;  // held
       if (const Status status = stripe->received(taken); !status) {
-        engine_.on_stripe_failed(id, status.error(), now_);
+        engine_.connections(now_).on_stripe_failed(id, status.error());
         return;
       }
     }
@@ -239,10 +240,10 @@ class World {
         link::Stripe* stripe = engine_.stripe(id);
         if (stripe == nullptr) continue;
         if (const Status status = stripe->resume(); !status)
-          engine_.on_stripe_failed(id, status.error(), now_);
+          engine_.connections(now_).on_stripe_failed(id, status.error());
       }
       for (const link::DialRequest& dial : actions.dials)
-        engine_.on_dial_failed(dial.token, "nobody", now_);
+        engine_.connections(now_).on_dial_failed(dial.token, "nobody");
       if (actions.flush.empty() && actions.resume.empty() && actions.dials.empty()) break;
     }
     (void)engine_.next_deadline();

@@ -119,8 +119,9 @@ void Host::start() {
       const std::uint64_t stripe = next_stripe_++;
       adopt(stripe, connection, 1);
       Host* const dialler = connection->memory() ? world_.host_at(connection->node(0)) : nullptr;
-      engine_->on_accepted(stripe, connection->local(), world_.now(),
-                           dialler == nullptr ? PeerId{} : dialler->engine().session().id());
+      engine_->connections(world_.now())
+          .on_accepted(stripe, connection->local(),
+                       dialler == nullptr ? PeerId{} : dialler->engine().session().id());
       settle();
       pump(stripe);
     });
@@ -205,7 +206,8 @@ void Host::read(std::uint64_t id, Link& link) {
     const auto bytes = link.connection->readable(link.side);
     if (bytes.empty()) {
       if (link.connection->ended(link.side)) {
-        engine_->on_stripe_failed(id, {Code::unreachable, "the connection ended"}, world_.now());
+        engine_->connections(world_.now())
+            .on_stripe_failed(id, {Code::unreachable, "the connection ended"});
       }
       return;
     }
@@ -231,7 +233,7 @@ void Host::read(std::uint64_t id, Link& link) {
         ++world_.report.checksum_drops;
       }
       if (world_.tracing()) world_.log(name(), "drops a stripe: " + status.error().reason);
-      engine_->on_stripe_failed(id, status.error(), world_.now());
+      engine_->connections(world_.now()).on_stripe_failed(id, status.error());
       return;
     }
   }
@@ -361,12 +363,14 @@ void Host::dial(const link::DialRequest& request) {
     }
     run([this, token, connection, side] {
       if (!connection) {
-        engine_->on_dial_failed(token, "refused", world_.now());
+        engine_->connections(world_.now()).on_dial_failed(token, "refused");
         return settle();
       }
       const std::uint64_t stripe = next_stripe_++;
       adopt(stripe, connection, side);
-      engine_->on_dialled(token, stripe, connection->local(), world_.now(), connection->memory());
+      engine_->connections(world_.now())
+          .on_dialled(token, stripe, connection->local(),
+                      connection->memory() ? link::Way::memory : link::Way::network);
       settle();
       pump(stripe);
     });
@@ -414,7 +418,7 @@ bool Host::carry_out(peer::EngineActions actions) {
     engine_->at(world_.now());
     const Status status = stripe->resume();
     if (!status) {
-      engine_->on_stripe_failed(id, status.error(), world_.now());
+      engine_->connections(world_.now()).on_stripe_failed(id, status.error());
       continue;
     }
     read(id, it->second);

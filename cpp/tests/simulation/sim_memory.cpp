@@ -105,7 +105,7 @@ void Memory::connect(const PeerId& peer, const PeerId& key) {
     if (!host_.alive()) return;
     if (!there) {
       host_.run([this, peer] {
-        host_.engine().on_neighbour_down(peer, "refused", world_.now());
+        host_.engine().connections(world_.now()).on_neighbour_down(peer, "refused");
         host_.settle();
       });
       return;
@@ -123,7 +123,7 @@ void Memory::connect(const PeerId& peer, const PeerId& key) {
 void Memory::accepted(const PeerId& peer, const std::shared_ptr<Acquaintance>& known) {
   if (!known->open || host_.engine().standing() == peer::Standing::out) return;
   known_[peer] = known;
-  host_.engine().on_neighbour_up(peer, world_.now());
+  host_.engine().connections(world_.now()).on_neighbour_up(peer);
   host_.settle();
 }
 
@@ -134,7 +134,7 @@ void Memory::lose(const PeerId& peer, const std::shared_ptr<Acquaintance>& known
     deliver(peer, known);  // offers sent before the end are delivered first
     known_.erase(peer);
     if (const Host* other = world_.host_of(peer)) world_.network.sever(host_.node(), other->node());
-    host_.engine().on_neighbour_down(peer, "closed by the other end", world_.now());
+    host_.engine().connections(world_.now()).on_neighbour_down(peer, "closed by the other end");
     host_.settle();
   });
 }
@@ -150,12 +150,14 @@ void Memory::deliver(const PeerId& peer, const std::shared_ptr<Acquaintance>& kn
         offering.what == memory::Offer::array || offering.what == memory::Offer::scratch;
     if (may_lack && offering.region != nullptr && world_.memory_refused > 0 &&
         world_.random.chance(world_.memory_refused)) {
-      host_.engine().on_neighbour_unmapped(peer, offering.what, offering.number, "simulated",
-                                           world_.now());
+      host_.engine()
+          .connections(world_.now())
+          .on_neighbour_unmapped(peer, offering.what, offering.number, "simulated");
       continue;
     }
-    host_.engine().on_neighbour_offer(peer, offering.what, offering.number, offering.region,
-                                      world_.now());
+    host_.engine()
+        .connections(world_.now())
+        .on_neighbour_offer(peer, offering.what, offering.number, offering.region);
   }
 }
 
@@ -171,7 +173,7 @@ void Memory::kill() {
 }
 
 void Memory::want_step() {
-  if (step_planned_ || stepping_ || !host_.engine().shares_memory()) return;
+  if (step_planned_ || stepping_ || !host_.engine().locality().group().is_open()) return;
   step_planned_ = true;
   // A step takes time.
   const Duration delay = world_.random.chance(0.02) ? milliseconds(world_.random.below(5))

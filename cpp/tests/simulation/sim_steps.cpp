@@ -62,7 +62,8 @@ Task<> UserProgram::compute(Thread thread, Duration most) {
   // Members at even places announce their next call, too early for some of the others.
   if (host_.node() % 2 == 0 && !out()) {
     host_.engine().expect_operation(world.now() + time / 2, {}, world.now());
-    if (host_.engine().primes()) world.report.reached.emplace("primed", host_.state());
+    if (host_.engine().measuring().primer().active())
+      world.report.reached.emplace("primed", host_.state());
     host_.settle();
   }
   co_await host_.sleep(time);
@@ -276,7 +277,7 @@ Task<> UserProgram::become_member(Thread thread) {
   World& world = host_.world();
   const auto in = [this] { return host_.engine().standing() == peer::Standing::member || out(); };
   while (!in()) {
-    engine.request_admission(world.now());
+    engine.admission().request();
     host_.settle();
     const bool patient = !world.random.chance(0.2);
     const Instant end = world.now() + world.random.duration(Duration(0), seconds(2));

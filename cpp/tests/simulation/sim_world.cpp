@@ -468,7 +468,7 @@ void World::strike(Fault fault) {
     case Fault::kill:
     case Fault::freeze:
       // Sometimes between a change in memory and the message about it.
-      if (host->engine().shares_memory() && random.chance(0.5)) {
+      if (host->engine().locality().group().is_open() && random.chance(0.5)) {
         host->memory().strike_at_step([this, fault, host] { stop(fault, *host); });
       } else {
         stop(fault, *host);

@@ -109,7 +109,8 @@ class RelayedPeer {
       hears(wire::Heartbeat{});
       engine_.on_time(now_);
       pccl::peer::EngineActions actions = engine_.take_actions();
-      for (const auto& dial : actions.dials) engine_.on_dial_failed(dial.token, "refused", now_);
+      for (const auto& dial : actions.dials)
+        engine_.connections(now_).on_dial_failed(dial.token, "refused");
       wire::FrameReader reader;
       for (const wire::Bytes& bytes : actions.control) reader.feed(bytes);
       wire::Frame frame;
