@@ -36,14 +36,6 @@ void Executor::drop_early(const wire::OpKey& key) {
   }
 }
 
-void Executor::result_memory(const Operation& operation, const Segment& segment, std::uint32_t from,
-                             link::Placement& placement) {
-  for (const Piece& piece : operation.layout.pieces_of(segment)) {
-    const std::size_t element = element_size(operation.spec.arrays[piece.array].dtype);
-    placement.where.push_back(link::vec(result_at(operation, from, piece), piece.count * element));
-  }
-}
-
 link::Placement Executor::place(const PeerId& from, const link::FrameHeader& header, bool called) {
   link::Placement placement;
   const auto refuse = [&](std::string why) {
@@ -61,8 +53,8 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     return placement;
   }
   if (header.attempt < abort_floor_ || header.key.admission != admission_) return drain();
-  Operation* operation = find(header.key);
-  if (operation == nullptr) {
+  Attempt* attempt = find(header.key);
+  if (attempt == nullptr) {
     if (called) return drain();
     if (header.final && !header.eager)
       return refuse("final bytes for an operation that was not called here");
@@ -80,53 +72,53 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     placement.where = {link::vec(placement.buffer.data(), header.payload_bytes)};
     return placement;
   }
-  if (operation->spec.signature != header.signature) {
+  if (attempt->spec.signature != header.signature) {
     // The master compares signatures and names the member that differs. Until then nothing is
     // mixed.
     events_.disagreement = true;
     return drain();
   }
-  if (operation->spec.attempt != header.attempt) return drain();
-  if (header.segment >= operation->layout.segments.size())
+  if (attempt->spec.attempt != header.attempt) return drain();
+  if (header.segment >= attempt->layout.segments.size())
     return refuse("a segment beyond the operation's end");
-  const Segment& segment = operation->layout.segments[header.segment];
-  const ChunkFlow& flow = operation->schedule.chunks[segment.chunk];
-  SegmentState& state = operation->segments[header.segment];
-  placement.token = operation->token;
+  const Segment& segment = attempt->layout.segments[header.segment];
+  const ChunkFlow& flow = attempt->schedule.chunks[segment.chunk];
+  SegmentState& state = attempt->segments[header.segment];
+  placement.token = attempt->token;
   if (header.final) {
-    const auto rank = operation->ranks.find(from);
-    if (rank == operation->ranks.end() || flow.final_from != rank->second) {
+    const auto rank = attempt->ranks.find(from);
+    if (rank == attempt->ranks.end() || flow.final_from != rank->second) {
       return refuse("final bytes from a peer that does not have them");
     }
-    if (header.payload_bytes != result_bytes(*operation, header.segment))
+    if (header.payload_bytes != attempt->result_bytes(header.segment))
       return refuse("a segment of the wrong length");
     // The memory of these final bytes may hold a partial result that is still to be passed on. An
     // honest owner has no final bytes before it has that.
     if (state.missing > 0) return refuse("final bytes before this peer's contribution");
     if (state.arrived) return drain();
-    hear(*operation, rank->second);
+    hear(*attempt, rank->second);
     placement.kind = link::Placement::Kind::store;
-    if (segment.piece_count > kMaxPieces || operation->spec.quantization) {
+    if (segment.piece_count > kMaxPieces || attempt->spec.quantization) {
       placement.buffer = pool_->take(header.payload_bytes);
       placement.where = {link::vec(placement.buffer.data(), header.payload_bytes)};
       return placement;
     }
-    result_memory(*operation, segment, segment.chunk, placement);
+    attempt->result_memory(segment, segment.chunk, placement);
     return placement;
   }
-  const std::uint32_t source = source_index(*operation, header.segment, from);
+  const std::uint32_t source = attempt->source_index(header.segment, from);
   if (source == kNoSource) return refuse("a contribution from a peer that makes none");
-  if (header.payload_bytes != received_bytes(*operation, header.segment, flow.sources[source]))
+  if (header.payload_bytes != attempt->received_bytes(header.segment, flow.sources[source]))
     return refuse("a segment of the wrong length");
   if (state.seen[source]) return drain();
-  if (const auto granted = operation->granted.find(from); granted != operation->granted.end()) {
+  if (const auto granted = attempt->granted.find(from); granted != attempt->granted.end()) {
     if (granted->second == 0) return refuse("a segment that there was no room for yet");
     --granted->second;
   }
-  hear(*operation, flow.sources[source].rank);
+  hear(*attempt, flow.sources[source].rank);
   placement.kind = link::Placement::Kind::store;
-  if (in_result(*operation, segment, flow.sources[source])) {
-    result_memory(*operation, segment, flow.sources[source].rank, placement);
+  if (attempt->in_result(segment, flow.sources[source])) {
+    attempt->result_memory(segment, flow.sources[source].rank, placement);
     return placement;
   }
   placement.buffer = pool_->take(header.payload_bytes);
@@ -143,28 +135,28 @@ void Executor::unkeep(const PeerId& from, std::uint64_t bytes) {
 
 Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
                          Buffer buffer, bool called) {
-  Operation* operation = find(header.key);
+  Attempt* attempt = find(header.key);
   if (token == 0) {
     // The frame was placed before the operation was called here. By now it may be running, or over.
     if (header.attempt < abort_floor_ || header.key.admission != admission_ ||
-        (operation == nullptr && called)) {
+        (attempt == nullptr && called)) {
       unkeep(from, header.payload_bytes);
       return {};
     }
     Early& early = early_for(from, header);
     early.frames.push_back({header, std::move(buffer)});
     ++early_.at(from).frames;
-    if (operation != nullptr) use_early(*operation);
+    if (attempt != nullptr) use_early(*attempt);
     return {};
   }
   // release() drains frames of operations that have ended, so this one is running.
-  if (operation == nullptr || operation->token != token) return {};
-  operation->traffic.rx_bytes += header.payload_bytes;
+  if (attempt == nullptr || attempt->token != token) return {};
+  attempt->traffic.rx_bytes += header.payload_bytes;
   if (header.eager) eager_consumed(from, header.payload_bytes);
   if (header.final) {
-    final_bytes(*operation, header.segment, std::move(buffer));
+    final_bytes(*attempt, header.segment, std::move(buffer));
   } else {
-    contribution(*operation, header.segment, source_index(*operation, header.segment, from),
+    contribution(*attempt, header.segment, attempt->source_index(header.segment, from),
                  std::move(buffer));
   }
   return {};
@@ -172,10 +164,10 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
 
 // Takes back the use of a grant: the contribution was placed but will not be complete.
 void Executor::ungrant(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
-  Operation* operation = find(header.key);
-  if (header.final || operation == nullptr || operation->token != token) return;
-  const auto granted = operation->granted.find(from);
-  if (granted != operation->granted.end()) granted->second = plus(granted->second, 1);
+  Attempt* attempt = find(header.key);
+  if (header.final || attempt == nullptr || attempt->token != token) return;
+  const auto granted = attempt->granted.find(from);
+  if (granted != attempt->granted.end()) granted->second = plus(granted->second, 1);
 }
 
 void Executor::voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
@@ -224,54 +216,53 @@ Executor::Early& Executor::early_for(const PeerId& from, const link::FrameHeader
 }
 
 // Uses the frames that arrived before the operation was called here.
-void Executor::use_early(Operation& operation) {
+void Executor::use_early(Attempt& attempt) {
   std::vector<std::pair<PeerId, Early>> all;
   for (auto& [peer, said] : early_) {
-    const auto it = said.operations.find(operation.spec.key);
+    const auto it = said.operations.find(attempt.spec.key);
     // Frames of a later attempt wait for that attempt.
-    if (it == said.operations.end() || it->second.attempt > operation.spec.attempt) continue;
+    if (it == said.operations.end() || it->second.attempt > attempt.spec.attempt) continue;
     forget_frames(peer, it->second);
     all.emplace_back(peer, std::move(it->second));
     said.operations.erase(it);
   }
   for (const auto& [peer, early] : all) {
-    if (early.credit == 0 || early.attempt < operation.spec.attempt) continue;
-    link::FrameHeader header = header_for(operation, link::FrameType::ready);
+    if (early.credit == 0 || early.attempt < attempt.spec.attempt) continue;
+    link::FrameHeader header = attempt.header(link::FrameType::ready);
     header.credit = early.credit;
     (void)control(peer, header, true);
   }
   for (auto& [peer, early] : all)
-    for (EarlyFrame& frame : early.frames) use_early(operation, peer, frame);
+    for (EarlyFrame& frame : early.frames) use_early(attempt, peer, frame);
 }
 
-void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& frame) {
+void Executor::use_early(Attempt& attempt, const PeerId& from, EarlyFrame& frame) {
   const link::FrameHeader& header = frame.header;
-  if (header.signature != operation.spec.signature) {
+  if (header.signature != attempt.spec.signature) {
     events_.disagreement = true;
     return;
   }
-  if (header.attempt != operation.spec.attempt || header.segment >= operation.segments.size())
-    return;
-  const Segment& segment = operation.layout.segments[header.segment];
+  if (header.attempt != attempt.spec.attempt || header.segment >= attempt.segments.size()) return;
+  const Segment& segment = attempt.layout.segments[header.segment];
   if (header.final) {
-    const auto rank = operation.ranks.find(from);
-    if (rank == operation.ranks.end() || !results_first(operation) ||
-        operation.schedule.chunks[segment.chunk].final_from != rank->second ||
-        header.payload_bytes != segment.raw_bytes || operation.segments[header.segment].arrived) {
+    const auto rank = attempt.ranks.find(from);
+    if (rank == attempt.ranks.end() || !attempt.results_first() ||
+        attempt.schedule.chunks[segment.chunk].final_from != rank->second ||
+        header.payload_bytes != segment.raw_bytes || attempt.segments[header.segment].arrived) {
       return;
     }
-    operation.traffic.rx_bytes += header.payload_bytes;
-    hear(operation, rank->second);
-    return final_bytes(operation, header.segment, std::move(frame.buffer));
+    attempt.traffic.rx_bytes += header.payload_bytes;
+    hear(attempt, rank->second);
+    return final_bytes(attempt, header.segment, std::move(frame.buffer));
   }
-  const std::uint32_t source = source_index(operation, header.segment, from);
+  const std::uint32_t source = attempt.source_index(header.segment, from);
   if (source == kNoSource) return;
-  const Source& known = operation.schedule.chunks[segment.chunk].sources[source];
-  if (header.payload_bytes != received_bytes(operation, header.segment, known))
+  const Source& known = attempt.schedule.chunks[segment.chunk].sources[source];
+  if (header.payload_bytes != attempt.received_bytes(header.segment, known))
     return;  // signatures agree, so only a dishonest peer gets here, and gains nothing
-  operation.traffic.rx_bytes += header.payload_bytes;
-  hear(operation, known.rank);
-  contribution(operation, header.segment, source, std::move(frame.buffer));
+  attempt.traffic.rx_bytes += header.payload_bytes;
+  hear(attempt, known.rank);
+  contribution(attempt, header.segment, source, std::move(frame.buffer));
 }
 
 Status Executor::control(const PeerId& from, const link::FrameHeader& header, bool called) {
@@ -284,9 +275,9 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header, bo
     // The attempt is over, or its epoch has not reached this peer yet.
     if (header.attempt <= epoch_) return {};
   }
-  Operation* operation = find(header.key);
-  if (operation == nullptr || operation->spec.attempt < header.attempt) {
-    if (operation == nullptr && header.attempt <= epoch_ && called) return {};
+  Attempt* attempt = find(header.key);
+  if (attempt == nullptr || attempt->spec.attempt < header.attempt) {
+    if (attempt == nullptr && header.attempt <= epoch_ && called) return {};
     if (!room_for_early(from, header.key))
       return Status(Code::refused, "grants for too many operations");
     Early& early = early_for(from, header);
@@ -298,25 +289,25 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header, bo
     }
     return {};
   }
-  if (operation->spec.attempt != header.attempt) return {};
-  if (operation->spec.signature != header.signature) {
+  if (attempt->spec.attempt != header.attempt) return {};
+  if (attempt->spec.signature != header.signature) {
     events_.disagreement = true;
     return {};
   }
   if (header.type == link::FrameType::ask) {
-    const auto rank = operation->ranks.find(from);
-    if (rank == operation->ranks.end()) return Status(Code::refused, "a question from a stranger");
+    const auto rank = attempt->ranks.find(from);
+    if (rank == attempt->ranks.end()) return Status(Code::refused, "a question from a stranger");
     if (ports_[from].control.size() >= kMaxWords)
       return Status(Code::refused, "more questions than answers were fetched");
     // It is small enough to fit: one grant for all of it.
-    grant(*operation, from, kUnlimited);
+    grant(*attempt, from, kUnlimited);
     return {};
   }
-  const auto outlet = operation->outlets.find(from);
-  if (outlet == operation->outlets.end()) return {};
+  const auto outlet = attempt->outlets.find(from);
+  if (outlet == attempt->outlets.end()) return {};
   Outlet& out = outlet->second;
   out.credit = plus(out.credit, header.credit);
-  queue_turn(from, *operation, out);
+  queue_turn(from, *attempt, out);
   return {};
 }
 

@@ -1,16 +1,10 @@
-// The executor's part for quantized operations. Segments between hosts are encoded and decoded in
-// the loop that reads or combines them.
-//
-// A contribution is encoded when it leaves for another host, and the owner encodes the result. So
-// every element is rounded twice (three times where contributions are combined by regions), however
-// many members there are. In rings, partial results are sent exactly and elements are rounded once.
-// All members, the owner included, take the values that the owner's codes decode to.
+#include "pccl/collective/codes.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "pccl/base/copy.h"
-#include "pccl/collective/executor.h"
 #include "pccl/reduce/reduce.h"
 #include "pccl/reduce/weighted.h"
 
@@ -55,18 +49,9 @@ std::uint64_t seed_of(const wire::OpKey& key, std::uint32_t rank, std::uint32_t 
 
 }  // namespace
 
-bool Executor::coded(const Operation& operation, std::uint32_t chunk, std::uint32_t from,
-                     std::uint32_t to) {
-  if (!operation.spec.quantization || !operation.straight) return false;
-  // By regions, contributions are also combined between sender and owner.
-  if (to != chunk && !operation.regional) return false;
-  const auto& hosts = operation.spec.world->plan.hosts;
-  return hosts.empty() || hosts[from] != hosts[to];
-}
-
-void Executor::prepare_codes(Operation& operation) {
-  const OperationSpec& spec = operation.spec;
-  const Layout& layout = operation.layout;
+void prepare_codes(BufferPool& pool, Attempt& attempt) {
+  const OperationSpec& spec = attempt.spec;
+  const Layout& layout = attempt.layout;
   for (const Segment& segment : layout.segments) {
     CodedBytes bytes;
     for (const Piece& piece : layout.pieces_of(segment)) {
@@ -82,15 +67,15 @@ void Executor::prepare_codes(Operation& operation) {
       bytes.accumulated += static_cast<std::uint32_t>(wide);
       bytes.result += static_cast<std::uint32_t>(raw);
     }
-    operation.coded.push_back(bytes);
+    attempt.coded.push_back(bytes);
   }
-  operation.results.resize(layout.segments.size());
+  attempt.results.resize(layout.segments.size());
   for (const ArrayRef& array : spec.arrays) {
-    operation.residuals.emplace_back();
+    attempt.residuals.emplace_back();
     if (array.residual == nullptr || exact(array) || array.count == 0) continue;
     const std::size_t bytes = array.count * accumulation_size(array.dtype, spec.op);
-    operation.residuals.back() = pool_->take(bytes);
-    std::uint8_t* const to = operation.residuals.back().data();
+    attempt.residuals.back() = pool.take(bytes);
+    std::uint8_t* const to = attempt.residuals.back().data();
     const std::size_t members = spec.world->members.size();
     if (spec.op == ReduceOp::avg && members < array.residual_members) {
       const double factor = static_cast<double>(members) / array.residual_members;
@@ -102,27 +87,27 @@ void Executor::prepare_codes(Operation& operation) {
   }
 }
 
-// Encodes this rank's elements or, if `accumulated`, its partial result.
-Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, bool accumulated) {
-  const OperationSpec& spec = operation.spec;
-  const Segment& segment = operation.layout.segments[index];
-  const CodedBytes& bytes = operation.coded[index];
-  Buffer buffer = pool_->take(accumulated ? bytes.accumulated : bytes.raw);
+Buffer encode_contribution(BufferPool& pool, Attempt& attempt, std::uint32_t index,
+                           bool accumulated) {
+  const OperationSpec& spec = attempt.spec;
+  const Segment& segment = attempt.layout.segments[index];
+  const CodedBytes& bytes = attempt.coded[index];
+  Buffer buffer = pool.take(accumulated ? bytes.accumulated : bytes.raw);
   std::uint8_t* to = buffer.data();
   std::size_t wide_at = 0;
   Scratch values;
   Scratch decoded;
   for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const Piece& piece = attempt.layout.pieces[segment.first_piece + p];
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t element = element_size(array.dtype);
     const std::size_t wide = accumulation_size(array.dtype, spec.op);
-    const std::uint8_t* own = own_at(operation, segment.chunk, piece);
+    const std::uint8_t* own = attempt.own_at(segment.chunk, piece);
     const std::uint8_t* partial = !accumulated ? nullptr
-                                  : apart(operation, segment)
-                                      ? operation.partials[index].data() + wide_at
-                                      : result_at(operation, segment.chunk, piece);
+                                  : attempt.apart(segment)
+                                      ? attempt.partials[index].data() + wide_at
+                                      : attempt.result_at(segment.chunk, piece);
     wide_at += piece.count * wide;
     if (exact(array)) {
       const std::size_t size = piece.count * (accumulated ? wide : element);
@@ -130,7 +115,7 @@ Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, 
       to += size;
       continue;
     }
-    const Buffer& kept = operation.residuals[piece.array];
+    const Buffer& kept = attempt.residuals[piece.array];
     const std::uint64_t seed = seed_of(spec.key, spec.rank, segment.first_piece + p);
     const std::size_t step = step_of(spec.quantization);
     for (std::size_t first = 0; first < piece.count; first += step) {
@@ -156,15 +141,14 @@ Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, 
   return buffer;
 }
 
-// Decodes a contribution to the accumulation type.
-Buffer Executor::decode_contribution(const Operation& operation, std::uint32_t index,
-                                     const Buffer& from, bool accumulated) {
-  const OperationSpec& spec = operation.spec;
-  const Segment& segment = operation.layout.segments[index];
-  Buffer values = pool_->take(segment.accumulated_bytes);
+Buffer decode_contribution(BufferPool& pool, const Attempt& attempt, std::uint32_t index,
+                           const Buffer& from, bool accumulated) {
+  const OperationSpec& spec = attempt.spec;
+  const Segment& segment = attempt.layout.segments[index];
+  Buffer values = pool.take(segment.accumulated_bytes);
   std::uint8_t* to = values.data();
   const std::uint8_t* codes = from.data();
-  for (const Piece& piece : operation.layout.pieces_of(segment)) {
+  for (const Piece& piece : attempt.layout.pieces_of(segment)) {
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t wide = accumulation_size(array.dtype, spec.op);
@@ -187,16 +171,14 @@ Buffer Executor::decode_contribution(const Operation& operation, std::uint32_t i
   return values;
 }
 
-// Combines a segment that this rank owns, and encodes the result. REQUIRES: all contributions are
-// here.
-void Executor::combine_coded(Operation& operation, std::uint32_t index) {
-  const OperationSpec& spec = operation.spec;
-  const Segment& segment = operation.layout.segments[index];
-  SegmentState& state = operation.segments[index];
-  const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
+void combine_coded(BufferPool& pool, Attempt& attempt, std::uint32_t index) {
+  const OperationSpec& spec = attempt.spec;
+  const Segment& segment = attempt.layout.segments[index];
+  SegmentState& state = attempt.segments[index];
+  const ChunkFlow& flow = attempt.schedule.chunks[segment.chunk];
   const auto divisor = static_cast<unsigned>(spec.world->members.size());
   const std::size_t step = step_of(spec.quantization);
-  Buffer buffer = pool_->take(operation.coded[index].result);
+  Buffer buffer = pool.take(attempt.coded[index].result);
   std::uint8_t* to = buffer.data();
   Scratch sum;
   Scratch values;
@@ -206,18 +188,18 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
   std::size_t coded_raw_at = 0;
   std::size_t coded_wide_at = 0;
   const auto is_coded = [&](const Held& held) {
-    return coded(operation, segment.chunk, flow.sources[held.source].rank, spec.rank);
+    return attempt.is_coded(segment.chunk, flow.sources[held.source].rank, spec.rank);
   };
   const auto is_wide = [&](const Held& held) { return flow.sources[held.source].accumulated; };
   std::vector<reduce::Contribution> contributions(state.held.size());
   for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const Piece& piece = attempt.layout.pieces[segment.first_piece + p];
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t element = element_size(array.dtype);
     const std::size_t wide = accumulation_size(array.dtype, spec.op);
-    const std::uint8_t* own = own_at(operation, segment.chunk, piece);
-    std::uint8_t* result = result_at(operation, segment.chunk, piece);
+    const std::uint8_t* own = attempt.own_at(segment.chunk, piece);
+    std::uint8_t* result = attempt.result_at(segment.chunk, piece);
     const std::size_t codes =
         exact(array) ? 0 : reduce::coded_size(spec.quantization, work, piece.count);
     const auto place = [&](const Held& held) {
@@ -232,7 +214,7 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
       std::memcpy(to, result, piece.count * element);
       to += piece.count * element;
     } else {
-      const Buffer& kept = operation.residuals[piece.array];
+      const Buffer& kept = attempt.residuals[piece.array];
       const std::uint64_t seed = seed_of(spec.key, kNobody, segment.first_piece + p);
       for (std::size_t first = 0; first < piece.count; first += step) {
         const std::size_t n = std::min<std::size_t>(step, piece.count - first);
@@ -278,20 +260,20 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
     coded_raw_at += exact(array) ? piece.count * element : codes;
     coded_wide_at += exact(array) ? piece.count * wide : codes;
   }
-  if (!flow.final_to.empty()) operation.results[index] = std::move(buffer);
+  if (!flow.final_to.empty()) attempt.results[index] = std::move(buffer);
 }
 
-void Executor::decode_result(Operation& operation, std::uint32_t index, const Buffer& from) {
-  const OperationSpec& spec = operation.spec;
-  const Segment& segment = operation.layout.segments[index];
+void decode_result(Attempt& attempt, std::uint32_t index, const Buffer& from) {
+  const OperationSpec& spec = attempt.spec;
+  const Segment& segment = attempt.layout.segments[index];
   const std::size_t step = step_of(spec.quantization);
   const std::uint8_t* codes = from.data();
   Scratch values;
-  for (const Piece& piece : operation.layout.pieces_of(segment)) {
+  for (const Piece& piece : attempt.layout.pieces_of(segment)) {
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t element = element_size(array.dtype);
-    std::uint8_t* result = result_at(operation, segment.chunk, piece);
+    std::uint8_t* result = attempt.result_at(segment.chunk, piece);
     if (exact(array)) {
       std::memcpy(result, codes, piece.count * element);
       codes += piece.count * element;
