@@ -9,5 +9,6 @@ status=0  # every check runs, whatever the others found
 find cpp benchmarks -name '*.h' -print0 -o -name '*.inl' -print0 -o -name '*.cpp' -print0 |
   xargs -0 "$venv/bin/clang-format" --dry-run -Werror || status=1
 "$venv/bin/python" tools/check_rooms.py || status=1
+"$venv/bin/python" tools/check_classes.py || status=1
 "$venv/bin/python" tools/check_text.py || status=1
 exit "$status"
