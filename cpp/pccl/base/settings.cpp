@@ -232,8 +232,8 @@ std::vector<std::string> Settings::unknown(const std::vector<std::string>& names
 }
 
 Result<Settings> Settings::from_environment() {
-  static std::once_flag told;
-  std::call_once(told, [] {
+  static std::once_flag warned;
+  std::call_once(warned, [] {
     std::vector<std::string> names;
     for (char** entry = os::environment(); entry != nullptr && *entry != nullptr; ++entry) {
       const std::string_view text = *entry;

@@ -79,8 +79,8 @@ nb::object call_or_report(nb::handle function, Signals& signals, const Make& mak
 
 void CommunicatorHandle::tell_changes(Signals& signals) {
   const std::uint64_t epoch = engine->seen_epoch();
-  if (epoch == told_epoch) return;
-  told_epoch = epoch;  // first: on_change may make calls
+  if (epoch == notified_epoch) return;
+  notified_epoch = epoch;  // first: on_change may make calls
   const auto known = [&] {
     const GilRelease release;
     return std::pair(engine->view(), engine->statistics());
@@ -222,7 +222,7 @@ nb::dict stats(const CommunicatorHandle& comm) {
 
 // `callback`: see CommunicatorHandle::on_change; None for none.
 void on_change(CommunicatorHandle& comm, nb::object callback) {
-  comm.told_epoch = comm.engine->seen_epoch();
+  comm.notified_epoch = comm.engine->seen_epoch();
   comm.on_change = Held(callback.is_none() ? nb::object() : std::move(callback));
 }
 

@@ -37,11 +37,11 @@ struct CommunicatorHandle {
   std::size_t look_again = 0;  // when so many are kept, look at all of them
   // Of the latest plain reduction. The tuple is made once per membership.
   peer::Record contributors_of;
-  // Called at the end of a call after which the membership is another one than told_epoch, with the
-  // epoch, this peer's rank, the members' ids and names, and the latest departures. It returns
+  // Called at the end of a call after which the membership is another one than notified_epoch, with
+  // the epoch, this peer's rank, the members' ids and names, and the latest departures. It returns
   // functions without arguments, which are called then. Invalid: nobody asked.
   Held on_change;
-  std::uint64_t told_epoch = 0;
+  std::uint64_t notified_epoch = 0;
   nb::object contributors;
 };
 

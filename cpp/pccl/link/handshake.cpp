@@ -282,7 +282,7 @@ void Handshakes::bring_up(StripeEntry& entry, Link& link, bool ours) {
   facts_.move(link, link.is_wanted() ? LinkPhase::up : LinkPhase::lingering);
   const bool relayed = entry.way == Way::relay;
   link.generation = entry.hello.generation;
-  link.told.reset();
+  link.reported.reset();
   link.failed = false;
   link.relay.used = relayed;
   if (link.planned && facts_.at.member) {
@@ -308,7 +308,7 @@ void Handshakes::bring_up(StripeEntry& entry, Link& link, bool ours) {
     if (worked != addresses.end())
       link.dialling.next_address = static_cast<std::size_t>(worked - addresses.begin());
   }
-  if (relayed && !std::exchange(link.relay.told, true)) {
+  if (relayed && !std::exchange(link.relay.warned, true)) {
     facts_.log(LogLevel::warn,
                "no connection to peer " + wire::shown_name(link.peer.name, link.peer.id, true) +
                    " comes about, from either end: what goes between goes through the "

@@ -36,12 +36,12 @@ void Health::watch_connecting(Link& link) {
   std::string& why = link.dialling.failure;
   if (why.empty()) why = "no connection came about";
   if (link.planned) {
-    if (link.told) return;
-    link.told = wire::LinkState::unreachable;
+    if (link.reported) return;
+    link.reported = wire::LinkState::unreachable;
     facts_.events.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::unreachable, why});
     if (facts_.at.preparing) {
       // The master may ignore the report while it waits for a silent member: report again later.
-      link.told.reset();
+      link.reported.reset();
       link.down_since = facts_.at.now;
       link.failed = true;
     }
@@ -61,7 +61,7 @@ void Health::watch_up(Link& link) {
     const bool report = link.planned && link.member;
     facts_.take_down(link, why, report);
     if (report) {
-      link.told = wire::LinkState::silent;
+      link.reported = wire::LinkState::silent;
       facts_.events.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::silent, why});
     }
     return;

@@ -110,7 +110,7 @@ void LinkFacts::take_down(Link& link, const std::string& reason, bool report) {
   link.ping_due = false;
   link.pinged.reset();
   link.down_since = at.now;
-  link.told.reset();
+  link.reported.reset();
   if (!was_up || !report) return;
   if (at.member) link.broke_under = at.abort_floor;
   events.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::broken, reason});

@@ -50,8 +50,8 @@ struct Link {
   struct Relaying {
     bool allowed = false;
     bool used = false;
-    bool told = false;  // a warning was logged
-    Instant next{};     // when to request connections
+    bool warned = false;  // in the log
+    Instant next{};       // when to request connections
     unsigned tries = 0;
   };
   // A measurement of the link's rate with its present number of stripes.
@@ -81,7 +81,7 @@ struct Link {
   Relaying relay;
   Window window;
   // The fault last reported to the master in this epoch, unreachable or silent. Not while it is up.
-  std::optional<wire::LinkState> told;
+  std::optional<wire::LinkState> reported;
   bool failed = false;            // see has_failed
   std::uint64_t broke_under = 0;  // abort floor at the latest break: its attempts lack bytes
   Instant heard{};

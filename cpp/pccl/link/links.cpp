@@ -60,7 +60,7 @@ void LinkTable::want(const std::map<PeerId, LinkTarget>& targets, const std::set
 void LinkTable::begin_epoch(const LinkContext& context) {
   facts_.at = context;
   for (auto& [peer, link] : facts_.links) {
-    link.told.reset();
+    link.reported.reset();
     link.next_pipe_dial = facts_.at.now + kPipeDialPause;
     // Epochs that follow each other quickly do not hide a link that is missing all the time.
     const bool was_needed = link.planned && (link.member || facts_.at.preparing);
@@ -241,7 +241,7 @@ std::vector<LinkStateReport> LinkTable::report_all(const LinkContext& context) c
     // A link that broke may be up again, but the bytes that were in flight are lost.
     if (link.broke_under == context.abort_floor)
       reports.push_back({peer, wire::LinkState::broken, why});
-    if (link.told) reports.push_back({peer, *link.told, why});
+    if (link.reported) reports.push_back({peer, *link.reported, why});
     if (link.is_up())
       reports.push_back(
           {peer, link.relay.used ? wire::LinkState::relayed : wire::LinkState::mended, "it works"});

@@ -52,9 +52,9 @@ void Decisions::decide(const wire::CallKey& key, Code code, const PeerId& culpri
                        const std::string& reason, const std::string& waiting,
                        const wire::SyncDecision& sync) {
   if (const auto* op = std::get_if<wire::OpKey>(&key)) {
-    const bool come_here = code == Code::ok &&
-                           (newcomers_.any_ready() || planning_.measuring_helps(record_.admission));
-    append(wire::Verdict{*op, record_.epoch, code, come_here, culprit, reason, waiting});
+    const bool admission_due = code == Code::ok && (newcomers_.any_ready() ||
+                                                    planning_.measuring_helps(record_.admission));
+    append(wire::Verdict{*op, record_.epoch, code, admission_due, culprit, reason, waiting});
   } else {
     const auto& round = std::get<wire::RoundKey>(key);
     const bool yes = round.kind == wire::RoundKind::peers_pending

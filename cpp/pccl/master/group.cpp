@@ -288,7 +288,7 @@ void Group::evict(ConnectionId connection, Code code, const std::string& reason,
 
 void Group::remove(const std::vector<Departed>& departed, Instant now) {
   std::vector<wire::Departure> departures;
-  std::vector<std::pair<ConnectionId, wire::Refused>> told;
+  std::vector<std::pair<ConnectionId, wire::Refused>> refusals;
   for (const Departed& gone : departed) {
     Peer* peer = peers_.member(gone.id);
     if (peer == nullptr) continue;
@@ -298,7 +298,7 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
                       (left == 1 ? " goes on" : " go on"),
                   !gone.finished);
     if (peer->connection != 0)
-      told.emplace_back(peer->connection, wire::Refused{gone.code, gone.reason});
+      refusals.emplace_back(peer->connection, wire::Refused{gone.code, gone.reason});
     if (!gone.finished) ++evictions_;
     departures.push_back({gone.id, gone.reason, name});
     around_.replicas().departed(id_, peer->member, gone.reason, true, gone.finished);
@@ -310,7 +310,7 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
   newcomers_.peer_left(now);
   decisions_.lose(std::move(departures));
   // Several masters: these have a vote on the epoch that removes them.
-  for (const auto& [connection, refused] : told) {
+  for (const auto& [connection, refused] : refusals) {
     around_.send(connection, log_.collected(), refused);
     around_.close(connection);
   }

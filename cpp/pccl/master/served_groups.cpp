@@ -78,7 +78,7 @@ Group& ServedGroups::group_for(std::uint32_t id) {
   if (!group) {
     group = std::make_unique<Group>(id, options_, around_);
     if (!options_.place.alone()) {
-      const std::uint32_t term = options_.place.term_after(given_up_);
+      const std::uint32_t term = options_.place.term_after(abandoned_);
       quorums_.try_emplace(id, Quorum(term));
       served_terms_.insert(term);
     }
@@ -120,7 +120,7 @@ void ServedGroups::forget(std::uint32_t id) {
 
 // Its members may go on at another master. A group that begins here with its number has a higher
 // term, so they do not take it for their own.
-void ServedGroups::give_up(std::uint32_t group) {
+void ServedGroups::abandon(std::uint32_t group) {
   if (group < kFirstPair) {
     outbox_.log("group " + std::to_string(group) +
                 ": this master gives it up: a majority of its members cannot be reached");
@@ -131,7 +131,7 @@ void ServedGroups::give_up(std::uint32_t group) {
     connection.group.reset();
     connections_.close(id);
   }
-  if (group < kFirstPair) given_up_ = std::max(given_up_, quorums_.at(group).term());
+  if (group < kFirstPair) abandoned_ = std::max(abandoned_, quorums_.at(group).term());
   erase(group);
 }
 

@@ -53,7 +53,7 @@ class ServedGroups {
   // Drops a group that is empty, and which never had a member or is a pair.
   void forget(std::uint32_t group);
   // Forgets this group only: the others have their members here, and do not depend on it.
-  void give_up(std::uint32_t group);
+  void abandon(std::uint32_t group);
   void erase(std::uint32_t group);
   void clear();
 
@@ -90,7 +90,7 @@ class ServedGroups {
   std::map<std::uint32_t, Quorum> quorums_;  // of all groups; several masters
   std::set<std::uint32_t> undecided_;        // the groups that have a proposal
   std::set<std::uint32_t> served_terms_;     // with which this master has served a group
-  std::uint32_t given_up_ = 0;               // the highest term of a group that was given up
+  std::uint32_t abandoned_ = 0;              // the highest term of a group that was abandoned
 };
 
 }  // namespace pccl::master

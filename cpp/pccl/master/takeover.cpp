@@ -46,7 +46,7 @@ void Takeover::check_quorums(Instant now) {
   }
   const bool only_pairs = std::ranges::all_of(hopeless, [](auto id) { return id >= kFirstPair; });
   if (alone && !only_pairs) return step_down("a majority of the members cannot be reached");
-  for (const std::uint32_t group : hopeless) served_.give_up(group);
+  for (const std::uint32_t group : hopeless) served_.abandon(group);
 }
 
 // Forgets all groups. Their members go to the next master.
@@ -326,7 +326,7 @@ void Takeover::take_over_if_ready(std::uint32_t group, Instant now) {
   const auto it = returning_.recoveries.find(group);
   if (it == returning_.recoveries.end()) return;
   Recovery& recovery = it->second;
-  if (now - recovery.since >= options_.reconnect_timeout) return abandon(group);
+  if (now - recovery.since >= options_.reconnect_timeout) return end_recovery(group);
   // With many reports the rest takes time. Its result changes with these two only.
   const Instant since = recovery.term == 0 ? recovery.since : recovery.promises_since;
   const bool waited = now - since >= kTakeoverGrace;
@@ -336,7 +336,7 @@ void Takeover::take_over_if_ready(std::uint32_t group, Instant now) {
   if (std::exchange(recovery.changed, false) || first_time || again) consider(group, recovery, now);
 }
 
-void Takeover::abandon(std::uint32_t group) {
+void Takeover::end_recovery(std::uint32_t group) {
   outbox_.log("group " + std::to_string(group) + ": too few members came to this master");
   const auto node = returning_.recoveries.extract(group);
   run_.quiet_since = outbox_.now();

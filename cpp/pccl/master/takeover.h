@@ -35,7 +35,7 @@ class Takeover {
   void on_promise(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
 
   // -- time
-  // Gives up groups, or steps down, where a majority cannot be reached.
+  // Abandons groups, or steps down, where a majority cannot be reached.
   void check_quorums(Instant now);
   void take_over_if_ready(std::uint32_t group, Instant now);
   // Answers the members that have returned to a group which has no place for them.
@@ -63,7 +63,7 @@ class Takeover {
   [[nodiscard]] Instant enough_since(const Base& base,
                                      const std::map<Seat, ConnectionId>& seats) const;
   void take_over(std::uint32_t group, const Base& base, Instant now);
-  void abandon(std::uint32_t group);
+  void end_recovery(std::uint32_t group);
   void end_with(std::uint32_t group, const wire::EpochRecord& last);
 
   // -- appeals: appeals.cpp

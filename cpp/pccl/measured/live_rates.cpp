@@ -124,8 +124,8 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
     wire::LinkRate link = known.link(peer);
     const auto said = said_of_.find(peer);
     if (said != said_of_.end() && now - said->second.at < kSayAgain) link = said->second.value;
-    wire::LinkRate told = link;
-    told.unreachable = false;
+    wire::LinkRate report = link;
+    report.unreachable = false;
     const std::uint32_t own = link.kilobytes_per_s;
     const std::uint32_t up = host.up_kilobytes_per_s;
     // Slower than the link's known rate; if there is none, much slower than the up-link.
@@ -135,8 +135,8 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
     if (counts.alone.enough()) {
       const std::uint32_t rate = counts.alone.rate();
       const std::uint32_t sure = counts.lower.confirmed(rate, slower(rate));
-      if (sure > 0) told.kilobytes_per_s = sure;
-      if (own > 0 && higher(rate, own)) told.kilobytes_per_s = rate;
+      if (sure > 0) report.kilobytes_per_s = sure;
+      if (own > 0 && higher(rate, own)) report.kilobytes_per_s = rate;
       counts.alone = {};
     }
     if (counts.only.enough()) {
@@ -146,13 +146,14 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
         say_up(rate);
       } else {
         const std::uint32_t sure = counts.lower.confirmed(rate, slower(rate));
-        if (sure > 0) told.kilobytes_per_s = sure;
-        if (own > 0 && higher(rate, own)) told.kilobytes_per_s = rate;
+        if (sure > 0) report.kilobytes_per_s = sure;
+        if (own > 0 && higher(rate, own)) report.kilobytes_per_s = rate;
       }
       counts.only = {};
     }
     if (counts.beside.enough()) {
-      if (own > 0 && higher(counts.beside.rate(), own)) told.kilobytes_per_s = counts.beside.rate();
+      if (own > 0 && higher(counts.beside.rate(), own))
+        report.kilobytes_per_s = counts.beside.rate();
       counts.beside = {};
     }
     if (counts.round_trips >= kRoundTrips) {
@@ -160,13 +161,13 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
           static_cast<std::uint32_t>(std::clamp(in_seconds(*counts.rtt) * 1e6, 1.0, 4e9));
       // Differences below a millisecond are scheduling noise.
       const std::uint32_t off = std::max(rtt, link.rtt_us) - std::min(rtt, link.rtt_us);
-      if (link.rtt_us == 0 || (off > kRoundTripNews && off > link.rtt_us / 4)) told.rtt_us = rtt;
+      if (link.rtt_us == 0 || (off > kRoundTripNews && off > link.rtt_us / 4)) report.rtt_us = rtt;
       counts.rtt.reset();
       counts.round_trips = 0;
     }
-    if (told == link || (told.rtt_us == 0 && told.kilobytes_per_s == 0)) continue;
-    row.links.push_back({peer, told});
-    said_of_[peer] = {told, now};
+    if (report == link || (report.rtt_us == 0 && report.kilobytes_per_s == 0)) continue;
+    row.links.push_back({peer, report});
+    said_of_[peer] = {report, now};
   }
   if (row.total != wire::HostRate{}) said_ = {host, now};
   return row;

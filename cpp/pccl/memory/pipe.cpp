@@ -68,8 +68,8 @@ bool Pipe::writable() const {
 }
 
 bool Pipe::must_ring() {
-  const bool wrote = std::exchange(told_written_, written_) != written_;
-  const bool took = std::exchange(told_taken_, taken_) != taken_;
+  const bool wrote = std::exchange(announced_written_, written_) != written_;
+  const bool took = std::exchange(announced_taken_, taken_) != taken_;
   if (!wrote && !took) return false;
   // Pairs with the fence of fall_asleep(). The other end sees what was moved before it falls
   // asleep, or this end sees that it sleeps.

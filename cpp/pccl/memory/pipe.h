@@ -61,8 +61,8 @@ class Pipe {
   std::uint64_t taken_ = 0;
   std::uint64_t rung_ = 0;  // the other end's sleep that was rung last
   // written_ and taken_ at the last must_ring().
-  std::uint64_t told_written_ = 0;
-  std::uint64_t told_taken_ = 0;
+  std::uint64_t announced_written_ = 0;
+  std::uint64_t announced_taken_ = 0;
 };
 
 }  // namespace pccl::memory

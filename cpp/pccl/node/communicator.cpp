@@ -19,7 +19,6 @@ namespace pccl::node {
 namespace {
 
 // For a verdict, after a call was given up. The engine leaves the run by itself before.
-constexpr Duration kVerdictGrace = std::chrono::seconds(3);
 // More than any measurement takes (see prober.h). A peer with less time left votes against one.
 constexpr Duration kMeasuringTakes = std::chrono::seconds(6);
 constexpr Duration kLeaveGrace = std::chrono::seconds(1);
@@ -39,7 +38,7 @@ std::string listed(const std::vector<wire::Address>& addresses) {
 
 // Why no master has let this peer in.
 std::string no_master(const std::vector<wire::Address>& masters, const Runtime& runtime,
-                      const peer::MasterLink& link) {
+                      const peer::ControlConnection& link) {
   if (masters.size() == 1)
     return "no master at " + failure_at(listed(masters), runtime.dial_failure());
   std::string text = "no master at " + listed(masters) + " lets this peer in: ";
@@ -155,13 +154,9 @@ Status Communicator::await_call(Visit& visit, const peer::CallPtr& call, const U
       }
     }
     if (give_up && gave_up != Code::ok && !done()) {
-      engine.abort(call, gave_up, clock_now());
+      engine.give_up(call, gave_up, clock_now());
       visit.runtime().act();
-      const Instant last = clock_now() + kVerdictGrace;
-      while (!visit.drive(done)) {
-        if (clock_now() < last) continue;
-        engine.leave("no verdict came", clock_now());
-        visit.runtime().act();
+      while (!visit.drive(done)) {  // the engine leaves the run if no decision comes
       }
     }
     engine.threads().continues(visit.thread());
@@ -174,16 +169,16 @@ Status Communicator::await_call(Visit& visit, const peer::CallPtr& call, const U
 }
 
 // For a call that this peer has given up.
-void Communicator::await_verdict(Visit& visit, const peer::CallPtr& call) {
+void Communicator::await_end(Visit& visit, const peer::CallPtr& call) {
   const Limit none;
   (void)await_call(visit, call, Until(none), true);
 }
 
 // Ends the next round of that kind for all, or leaves the run.
-void Communicator::give_up(Visit& visit, wire::RoundKind kind, Code code) {
-  const peer::CallPtr call = visit.engine().give_up(kind, code, clock_now());
+void Communicator::decline_round(Visit& visit, wire::RoundKind kind, Code code) {
+  const peer::CallPtr call = visit.engine().decline_round(kind, code, clock_now());
   visit.runtime().act();
-  await_verdict(visit, call);
+  await_end(visit, call);
 }
 
 // Calls `remind` about every 100 ms.
@@ -294,7 +289,7 @@ Result<peer::CallPtr> Communicator::admission_point(Visit& visit, wire::RoundKin
                                        engine.standing() == peer::Standing::out);
       if (stops || again) status = measured;
     } else {
-      give_up(visit, wire::RoundKind::optimize, status.error().code);
+      decline_round(visit, wire::RoundKind::optimize, status.error().code);
     }
   }
   if (status) return call;
@@ -316,9 +311,9 @@ Status Communicator::finish_own(Visit& visit) {
   }
   if (stopped) return {};
   for (const peer::CallPtr& call : own)
-    visit.engine().abort(call, stopped.error().code, clock_now());
+    visit.engine().give_up(call, stopped.error().code, clock_now());
   visit.runtime().act();
-  for (const peer::CallPtr& call : own) await_verdict(visit, call);
+  for (const peer::CallPtr& call : own) await_end(visit, call);
   return stopped;
 }
 
@@ -359,7 +354,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   };
   // A newcomer may wait for a master that does not answer although the first one does.
   const auto unreached = [&] {
-    return runtime->join_failures() > 0 || engine.master_link().unanswered().has_value();
+    return runtime->join_failures() > 0 || engine.control().unanswered().has_value();
   };
   const Status status = await_standing(visit, answered, [&] {
     if (clock_now() < remind) return;
@@ -369,7 +364,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
     if (engine.admission().waiting_for() > 0) {
       line = "waiting for " + plural(engine.admission().waiting_for(), "more peer");
     } else if (unreached()) {
-      line = no_master(options_.masters, *runtime, engine.master_link()) + "; trying again";
+      line = no_master(options_.masters, *runtime, engine.control()) + "; trying again";
     }
     if (line == logged) return;
     logged = line;
@@ -379,7 +374,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   if (engine.standing() == peer::Standing::out) return engine.end();
   if (engine.standing() == peer::Standing::joining) {
     if (unreached())
-      return Status(Code::unreachable, no_master(options_.masters, *runtime, engine.master_link()));
+      return Status(Code::unreachable, no_master(options_.masters, *runtime, engine.control()));
     if (engine.admission().waiting_for() > 0) {
       return Status(Code::timeout, plural(engine.admission().waiting_for(), "more peer") +
                                        " did not come in time");
@@ -428,7 +423,7 @@ Result<bool> Communicator::admit(const Limit& limit) {
     if (!finished && others) {
       // The others wait in this round, or will; or they have passed the point without one.
       if (admission.round_needed()) {
-        give_up(visit, wire::RoundKind::admit, finished.error().code);
+        decline_round(visit, wire::RoundKind::admit, finished.error().code);
       } else {
         admission.pass_point();
       }
@@ -516,7 +511,7 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
       return;
     const bool admission = admits(engine);
     if (!admission && vote.owned) engine.admission().pass_point();
-    give_up(visit, admission ? wire::RoundKind::sync_admit : wire::RoundKind::sync, code);
+    decline_round(visit, admission ? wire::RoundKind::sync_admit : wire::RoundKind::sync, code);
   };
   {
     // Operations in flight may write what is hashed next.
@@ -552,7 +547,7 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
     if (admits(engine)) {
       const auto point = admission_point(visit, wire::RoundKind::sync_admit, [&](Code code) {
         engine.admission().pass_point();
-        give_up(visit, wire::RoundKind::sync, code);
+        decline_round(visit, wire::RoundKind::sync, code);
       });
       if (!point) return point.error();
     }

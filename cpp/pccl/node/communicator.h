@@ -159,8 +159,8 @@ class Communicator {
   // else only this wait ends. `reply` answers the engine's question about the call.
   Status await_call(Visit& visit, const peer::CallPtr& call, const Until& until, bool give_up,
                     const std::function<void()>& reply = {});
-  void await_verdict(Visit& visit, const peer::CallPtr& call);
-  void give_up(Visit& visit, wire::RoundKind kind, Code code);
+  void await_end(Visit& visit, const peer::CallPtr& call);
+  void decline_round(Visit& visit, wire::RoundKind kind, Code code);
   Status await_standing(Visit& visit, const std::function<bool()>& done,
                         const std::function<void()>& remind);
   Status finish_own(Visit& visit);

@@ -13,7 +13,7 @@ constexpr std::size_t kReadBytes = 64 << 10;
 constexpr int kReads = 16;  // in one turn
 constexpr io::Connector::Times kDialTimes{.connect = std::chrono::seconds(5)};
 // While there are other masters. Together as long as a member may spend at one of them: see
-// peer::MasterLink. The answer to a slower look-up is there for the next dial.
+// peer::ControlConnection. The answer to a slower look-up is there for the next dial.
 constexpr io::Connector::Times kShortDialTimes{.connect = std::chrono::seconds(2),
                                                .look_up = std::chrono::seconds(1)};
 

@@ -115,7 +115,7 @@ void PeerConnections::dial(const link::DialRequest& request) {
   if (relayed)
     relay = {wire::encode({}, wire::OpenRelay{request.relay}), wire::encode({}, wire::Relayed{})};
   dials_[request.token] = io::Connector::start(
-      context_, relayed ? options_.masters[engine_.master_link().at()] : request.address,
+      context_, relayed ? options_.masters[engine_.control().at()] : request.address,
       {.connect = options_.settings.link_timeout},
       [this, relayed, token = request.token](std::unique_ptr<io::Socket> socket,
                                              const Error& failure) {
@@ -140,7 +140,7 @@ void PeerConnections::inspect_buffers(const io::Socket& socket) {
   if (!info || info->busy < std::chrono::seconds(1)) return;
   const bool sender = info->held_by_sender * 2 > info->busy;
   if (!sender && info->held_by_receiver * 2 <= info->busy) return;
-  told_of_buffers_ = true;
+  warned_of_buffers_ = true;
   log(LogLevel::warn, options_.join.name,
       std::string("connections to other hosts wait for ") +
           (sender ? "this host's send buffers more than half of the time: raise the last number of "
@@ -266,7 +266,7 @@ void PeerConnections::write(std::uint64_t id) {
 }
 
 void PeerConnections::moved(Connection& connection, const link::Stripe& stripe) {
-  if (connection.socket == nullptr || connection.local || told_of_buffers_ ||
+  if (connection.socket == nullptr || connection.local || warned_of_buffers_ ||
       stripe.bytes_sent() - connection.inspected < kInspectBytes)
     return;
   connection.inspected = stripe.bytes_sent();
@@ -462,7 +462,7 @@ void PeerConnections::carry_out(const peer::LocalityActions& actions) {
     all_lost(peer, "not a neighbour any more");
     neighbours_->drop(peer);
   }
-  for (const auto& [peer, key] : actions.connects)
+  for (const auto& [peer, key] : actions.dials)
     neighbours_->connect(peer, host_key(options_.secret, key));
   for (const auto& [to, what, number, region] : actions.offers)
     neighbours_->offer(to, what, number, region);

@@ -151,7 +151,7 @@ class PeerConnections {
   std::vector<std::uint64_t> to_write_;                            // in the next turn
   std::vector<std::uint64_t> to_read_;
   bool turn_due_ = false;
-  bool told_of_buffers_ = false;
+  bool warned_of_buffers_ = false;
   std::unique_ptr<Neighbours> neighbours_;  // null: no memory is shared
   std::map<PipeName, PipeDial> pipe_dials_;
   std::map<PipeName, std::uint64_t> pipes_;  // ids in connections_

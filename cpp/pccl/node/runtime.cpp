@@ -234,7 +234,7 @@ void Runtime::act() {
     ended = true;  // close() may wait for it
   }
   unfinished_.store(engine_.calls().unfinished(), std::memory_order_release);
-  join_failures_.store(engine_.master_link().failures(), std::memory_order_release);
+  join_failures_.store(engine_.control().failures(), std::memory_order_release);
   if (engine_.session().record() != newest_) {
     const std::lock_guard lock(newest_mutex_);
     newest_ = engine_.session().record();

@@ -60,7 +60,7 @@ void Admission::begin(const Record& record) {
   waits_ = false;
   waiting_for_ = 0;
   prepare_.reset();
-  newcomers_wait_.reset();
+  admission_due_.reset();
   if (new_here) {
     fresh_ = true;
     admitted_ = record;

@@ -55,17 +55,15 @@ class Admission {
   void expect(std::vector<wire::Member> newcomers) { newcomers_ = std::move(newcomers); }
   [[nodiscard]] const std::vector<wire::Member>& newcomers() const { return newcomers_; }
   // An operation was committed. A commit reports to all members whether newcomers wait.
-  void on_commit(bool newcomers_wait) {
-    newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
-  }
+  void on_commit(bool due) { admission_due_ = admission_due_.value_or(false) || due; }
   // Whether an admission point of the simple API needs a round with the master: a commit since the
   // last point reported that newcomers wait or that links should be measured (one flag for both),
   // or there was no commit. Replicas always need it: their ranks must pass equally many points.
   [[nodiscard]] bool round_needed() const {
     const Record& record = session_.record();
-    return newcomers_wait_.value_or(true) || (record != nullptr && record->ranks_per_replica > 0);
+    return admission_due_.value_or(true) || (record != nullptr && record->ranks_per_replica > 0);
   }
-  void pass_point() { newcomers_wait_.reset(); }
+  void pass_point() { admission_due_.reset(); }
 
  private:
   Session& session_;
@@ -83,7 +81,7 @@ class Admission {
   bool owes_sync_ = false;
   std::vector<wire::Member> newcomers_;
   // Whether newcomers waited at a commit since the last admission point. Empty: no commit yet.
-  std::optional<bool> newcomers_wait_;
+  std::optional<bool> admission_due_;
 };
 
 }  // namespace pccl::peer

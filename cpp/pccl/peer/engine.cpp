@@ -8,7 +8,8 @@
 namespace pccl::peer {
 namespace {
 
-constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict after giving up
+// For a decision on a call that its caller has given up. Then this peer leaves the run.
+constexpr Duration kDecisionGrace = std::chrono::seconds(1);
 
 constexpr Duration kLongestTick = std::chrono::milliseconds(500);
 
@@ -20,7 +21,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
     : options_(options),
       tracer_(options.trace),
       session_(options.join),
-      master_link_(options.settings, options.join.masters, options.join.id),
+      control_(options.settings, options.join.masters, options.join.id),
       calls_(session_, actions_, tracer_, now_),
       admission_(session_, options_.join),
       link_driver_(links_, {session_, admission_, locality_, operations_, sync_, measuring_,
@@ -41,7 +42,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
 Standing Engine::standing() const {
   if (out()) return Standing::out;
   if (session_.member()) return Standing::member;
-  const bool joined = master_link_.was_reached() && !admission_.waits();
+  const bool joined = control_.was_reached() && !admission_.waits();
   return joined ? Standing::newcomer : Standing::joining;
 }
 
@@ -51,7 +52,7 @@ void Engine::start(Instant now) {
   at(now);
   last_time_ = now;
   next_tick_ = now;
-  master_link_.start(now);
+  control_.start(now);
   on_time(now);
 }
 
@@ -59,23 +60,22 @@ void Engine::on_control_open(Instant now) {
   at(now);
   if (out()) return;
   strangers_ = 0;
-  master_link_.on_open(now);
-  session_.on_open(master_link_.at(), master_link_.may_found());
+  control_.on_open(now);
+  session_.on_open(control_.at(), control_.may_found());
 }
 
 void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) {
   at(now);
-  if (out() || !master_link_.is_open()) return;
-  master_link_.on_heard(now);
+  if (out() || !control_.is_open()) return;
+  control_.on_heard(now);
   session_.on_bytes(bytes);
   for (;;) {
     const Session::Next event = session_.next();
     if (!event) {
       const std::string& why = event.error().reason;
-      if (!master_link_.was_reached() && event.error().code == Code::invalid_argument)
+      if (!control_.was_reached() && event.error().code == Code::invalid_argument)
         return die(event.error());
-      if (!master_link_.was_reached())
-        return die({Code::refused, "this is no pccl master: " + why});
+      if (!control_.was_reached()) return die({Code::refused, "this is no pccl master: " + why});
       actions_.close_control = true;
       return on_control_lost(why, now);
     }
@@ -106,13 +106,13 @@ void Engine::hear(const SessionEvent& event) {
                  [&](const wire::Try& question) { link_driver_.on_try(question); },
                  [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
                  [&](const wire::NotServing& answer) {
-                   master_link_.on_not_serving(answer.recovers, now_);
+                   control_.on_not_serving(answer.recovers, now_);
                    leave_master();
                  },
                  [&](const LeftBehind& left) {
                    actions_.note(LogLevel::debug,
                                  "a master says \"" + left.error.reason + "\"; asking the others");
-                   master_link_.on_refused(left.error, now_);
+                   control_.on_refused(left.error, now_);
                    leave_master();
                  },
                  [&](const wire::Drain&) {
@@ -134,10 +134,10 @@ void Engine::hear(const SessionEvent& event) {
 void Engine::on_control_lost(const std::string& reason, Instant now) {
   at(now);
   if (out()) return;
-  const bool broke = master_link_.on_lost(reason, session_.welcomed(), now);
+  const bool broke = control_.on_lost(reason, session_.welcomed(), now);
   session_.on_lost();
   if (!broke) return;
-  threads_.told(false);
+  threads_.reported(false);
   actions_.note(LogLevel::info,
                 "the connection to the master broke (" + reason + "); dialling again");
 }
@@ -145,13 +145,13 @@ void Engine::on_control_lost(const std::string& reason, Instant now) {
 void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
   at(now);
   // The other masters may have the right secret.
-  if (master_link_.was_reached() || out() || ++strangers_ < options_.join.masters)
+  if (control_.was_reached() || out() || ++strangers_ < options_.join.masters)
     return on_control_lost(reason, now);
   die({Code::authentication_failed, reason});
 }
 
 void Engine::on_welcome(const Welcomed& welcomed) {
-  master_link_.on_welcome(!welcomed.welcome.group_started, now_);
+  control_.on_welcome(!welcomed.welcome.group_started, now_);
   admission_.on_welcome(welcomed.welcome);
   if (welcomed.again) session_.say_again(calls().open_messages());
   if (!session_.member()) return;
@@ -191,7 +191,7 @@ void Engine::die(Error error) {
   // Operations committed in memory end as committed here too. All other calls fail.
   try {
     (void)locality_.close_group();
-    link_driver_.locality_told();
+    link_driver_.handle_locality();
   } catch (const std::exception& failure) {
     error.reason += std::string("; ") + failure.what();
   }
@@ -201,7 +201,7 @@ void Engine::die(Error error) {
   calls_.table().clear();
   for (const CallPtr& call : calls) calls_.end(*call, *end_, session_.record());
   link_driver_.close();
-  master_link_.close();
+  control_.close();
   session_.stop();
   actions_.close_control = true;
   actions_.calls_ended = true;
@@ -226,12 +226,12 @@ void Engine::tell_news() {
 void Engine::on_epoch(const Record& record) {
   // First of all: operations committed in memory stay committed, whatever this epoch aborts.
   const bool whole = locality_.close_group();
-  link_driver_.locality_told();
+  link_driver_.handle_locality();
   if (!whole) {
     return die({Code::internal_error,
                 "the result of an operation in shared memory was lost with its owner"});
   }
-  master_link_.on_member();
+  control_.on_member();
   census_ = record->census;
   news_.note(*record);
   if (tracer_.on()) tracer_.epoch(record, session_.run(), now_);
@@ -242,10 +242,10 @@ void Engine::on_epoch(const Record& record) {
     operations_.end_attempts(record);
   }
   sync_.transfer().set_members(record->members);
-  link_driver_.sync_told();
+  link_driver_.handle_sync();
   measuring_.begin_epoch(record);
   locality_.begin_epoch(session_.run(), record);
-  link_driver_.locality_told();
+  link_driver_.handle_locality();
   operations_.begin_epoch(record);
   links_.begin_epoch(link_driver_.context());
   link_driver_.choose();
@@ -282,11 +282,11 @@ void Engine::on_outcome(const wire::Outcome& outcome) {
   if (call != nullptr) table.end(key);
   if (sync_.owns(key)) {
     sync_.on_outcome(outcome, error);
-    return link_driver_.sync_told();
+    return link_driver_.handle_sync();
   }
   if (measuring_.owns(key)) {
     measuring_.on_outcome(error, link_driver_.context());
-    return link_driver_.measuring_told();
+    return link_driver_.handle_measuring();
   }
   if (call != nullptr) {
     call->answer = outcome.answer;
@@ -333,7 +333,7 @@ CallPtr Engine::start_sync(SyncRequest request, Instant now) {
     return call;
   }
   sync_.start(call, std::move(request));
-  link_driver_.sync_told();
+  link_driver_.handle_sync();
   return call;
 }
 
@@ -341,7 +341,7 @@ void Engine::answer(const CallPtr& call, const Error& error, Instant now) {
   at(now);
   if (out()) return;
   sync_.answer(call, error);
-  link_driver_.sync_told();
+  link_driver_.handle_sync();
 }
 
 CallPtr Engine::start_optimize(Instant now) {
@@ -353,7 +353,7 @@ CallPtr Engine::start_optimize(Instant now) {
     return call;
   }
   measuring_.start(call);
-  link_driver_.measuring_told();
+  link_driver_.handle_measuring();
   return call;
 }
 
@@ -362,11 +362,11 @@ void Engine::expect_operation(Instant at, const measured::Announcement& announce
   if (out() || !session_.member()) return;
   measuring_.expect_operation(at, announced);
   measuring_.on_time(link_driver_.context());
-  link_driver_.measuring_told();
+  link_driver_.handle_measuring();
 }
 
 // Like `enter`, but ends the round, so that no member has to enter it.
-CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
+CallPtr Engine::decline_round(wire::RoundKind kind, Code code, Instant now) {
   if (out() || !session_.member() || (sync_.active() && kind == wire::RoundKind::sync)) {
     at(now);
     auto call = std::make_shared<Call>();
@@ -389,14 +389,14 @@ CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
     return call;
   }
   (void)table.open(key, call);
-  abort(call, code, now);
+  give_up(call, code, now);
   return call;
 }
 
-void Engine::abort(const CallPtr& call, Code code, Instant now) {
+void Engine::give_up(const CallPtr& call, Code code, Instant now) {
   at(now);
   if (out() || call->done || call->gave_up) return;
-  calls_.table().give_up(call, now + kAbortGrace, code);
+  calls_.table().give_up(call, now + kDecisionGrace, code);
   operations_.report_entered(now, true);
   calls_.request_abort(call->key, code);
 }
@@ -405,14 +405,14 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
 
 void Engine::combine() {
   operations_.executor().combine();
-  operations_.told(now_);
+  operations_.handle_executor(now_);
 }
 
 Pace Engine::step(Instant now) {
   if (out()) return Pace::idle;
   at(now);
   const Pace pace = locality_.step(now);
-  link_driver_.locality_told();
+  link_driver_.handle_locality();
   if (locality_.group().broken()) {
     die({Code::internal_error, "a member wrote nonsense to the memory it shares"});
     return Pace::idle;
@@ -428,19 +428,19 @@ void Engine::on_time(Instant now) {
   if (out()) return;
   if (now - last_time_ > options_.settings.heartbeat_timeout / 2) {
     // This process was frozen, not the others: their bytes from that time are still unread.
-    master_link_.on_heard(now);
+    control_.on_heard(now);
     links_.excuse_silence(now);
   }
   last_time_ = now;
   operations_.report_entered(now, false);
-  if (!check_given_up() || !check_master_link()) return;
+  if (!check_given_up() || !check_control()) return;
   links_.on_time(link_driver_.context());
-  link_driver_.links_told();
+  link_driver_.handle_links();
   link_driver_.dial_pipes();
   locality_.on_time(now);
-  link_driver_.locality_told();
+  link_driver_.handle_locality();
   measuring_.on_time(link_driver_.context());
-  link_driver_.measuring_told();
+  link_driver_.handle_measuring();
   if (now >= next_tick_) on_tick();
 }
 
@@ -461,31 +461,31 @@ bool Engine::check_given_up() {
 }
 
 // False: the master is lost, and this peer is out.
-bool Engine::check_master_link() {
-  switch (master_link_.on_time(now_, session_.member())) {
-    case MasterLink::Due::nothing:
+bool Engine::check_control() {
+  switch (control_.on_time(now_, session_.member())) {
+    case ControlConnection::Due::nothing:
       return true;
-    case MasterLink::Due::dial:
+    case ControlConnection::Due::dial:
       actions_.dial_control = true;
-      actions_.master = master_link_.at();
+      actions_.master = control_.at();
       return true;
-    case MasterLink::Due::silent:
+    case ControlConnection::Due::silent:
       actions_.close_control = true;
       on_control_lost("nothing heard from the master", now_);
       return true;
-    case MasterLink::Due::elsewhere:
+    case ControlConnection::Due::elsewhere:
       actions_.note(LogLevel::debug, "no run has begun here yet; asking the other masters again");
-      master_link_.look_elsewhere(now_);
+      control_.look_elsewhere(now_);
       leave_master();
       return true;
-    case MasterLink::Due::lost:
+    case ControlConnection::Due::lost:
       break;
   }
-  if (master_link_.refusal()) {
-    die(*master_link_.refusal());
+  if (control_.refusal()) {
+    die(*control_.refusal());
     return false;
   }
-  die({Code::master_lost, "the master could not be reached again: " + master_link_.failure()});
+  die({Code::master_lost, "the master could not be reached again: " + control_.failure()});
   return false;
 }
 
@@ -516,15 +516,15 @@ void Engine::on_tick() {
   next_tick_ = now_ + std::min<Duration>(settings.heartbeat_interval / 4, kLongestTick);
   measuring_.watch(operations_.running(), now_);
   links_.on_tick(link_driver_.context());
-  link_driver_.links_told();
+  link_driver_.handle_links();
   if (now_ >= next_heartbeat_) {
     next_heartbeat_ = now_ + settings.heartbeat_interval;
     say_heartbeat();
     links_.on_watch(link_driver_.context());
-    link_driver_.links_told();
+    link_driver_.handle_links();
     // A holder that has lost the master does not know the election. It has this time to return.
     sync_.transfer().on_time(now_, settings.reconnect_timeout + settings.heartbeat_timeout);
-    link_driver_.sync_told();
+    link_driver_.handle_sync();
   }
   if (now_ >= next_blocked_) {
     next_blocked_ = now_ + Threads::kBlockedAfter / 2;
@@ -546,10 +546,10 @@ void Engine::report_blocked() {
   std::uint64_t moved = locality_.group().moved() - moved_at_blocked_;
   moved_at_blocked_ += moved;
   moved += links_.moved_since_last();
-  const bool told = threads_.told();
-  threads_.told(!blocked.waits.empty());
+  const bool reported = threads_.reported();
+  threads_.reported(!blocked.waits.empty());
   if (blocked.waits.empty()) {
-    if (told) session_.say(wire::Blocked{});
+    if (reported) session_.say(wire::Blocked{});
     return;
   }
   // Heartbeats do not count as movement. They are a few frames per interval and stripe.
@@ -562,7 +562,7 @@ Instant Engine::next_deadline() const {
   Instant next = std::min(next_tick_, measuring_.next_deadline());
   next = std::min({next, calls().next_due(), calls().next_give_up()});
   if (const auto local = locality_.next_deadline()) next = std::min(next, *local);
-  next = std::min(next, master_link_.next_deadline());
+  next = std::min(next, control_.next_deadline());
   return std::min(next, links_.next_deadline(link_driver_.context()));
 }
 

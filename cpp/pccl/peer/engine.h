@@ -12,8 +12,8 @@
 #include "pccl/base/buffer.h"
 #include "pccl/base/parallel.h"
 #include "pccl/base/settings.h"
+#include "pccl/peer/control_connection.h"
 #include "pccl/peer/link_driver.h"
-#include "pccl/peer/master_link.h"
 #include "pccl/peer/news.h"
 #include "pccl/peer/threads.h"
 
@@ -103,10 +103,10 @@ class Engine {
   // The user's next operation comes at about that time. Links get ready for it until it starts.
   void expect_operation(Instant at, const measured::Announcement& announced, Instant now);
   // Ends the next round of that kind for all members, instead of entering it.
-  [[nodiscard]] CallPtr give_up(wire::RoundKind kind, Code code, Instant now);
+  [[nodiscard]] CallPtr decline_round(wire::RoundKind kind, Code code, Instant now);
   // The caller gives up. The call still ends by the master's verdict; if none arrives within a
   // second, this peer leaves the run.
-  void abort(const CallPtr& call, Code code, Instant now);
+  void give_up(const CallPtr& call, Code code, Instant now);
   // This peer will leave at its next admission point. The master is told.
   void drain(Instant now);
   // For all calls from now on.
@@ -139,7 +139,7 @@ class Engine {
   [[nodiscard]] const Measuring& measuring() const { return measuring_; }
   [[nodiscard]] const Session& session() const { return session_; }
   [[nodiscard]] const MembershipNews& news() const { return news_; }
-  [[nodiscard]] const MasterLink& master_link() const { return master_link_; }
+  [[nodiscard]] const ControlConnection& control() const { return control_; }
 
  private:
   // -- messages from the master
@@ -155,7 +155,7 @@ class Engine {
   void end_all(const Error& error, const Record& record);
   void die(Error error);
   [[nodiscard]] bool check_given_up();
-  [[nodiscard]] bool check_master_link();
+  [[nodiscard]] bool check_control();
   void on_tick();
   void say_heartbeat();
   void report_blocked();
@@ -167,7 +167,7 @@ class Engine {
   EngineActions actions_;
   Tracer tracer_;
   Session session_;
-  MasterLink master_link_;
+  ControlConnection control_;
   std::uint32_t strangers_ = 0;  // masters in a row with another secret
   CallDriver calls_;
   Admission admission_;

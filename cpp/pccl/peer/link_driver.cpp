@@ -66,7 +66,7 @@ void LinkDriver::choose() {
   if (const Record& world = record())
     for (const wire::Member& member : world->members) members.insert(member.id);
   links_.want(targets(), members, context());
-  links_told();
+  handle_links();
   parts_.admission.check_prepared(links_);
   choose_neighbours();
   dial_pipes();
@@ -82,7 +82,7 @@ void LinkDriver::choose_neighbours() {
     near = prepare->members;
   }
   parts_.locality.choose(near, parts_.admission.joined(), parts_.now);
-  locality_told();
+  handle_locality();
 }
 
 void LinkDriver::dial_pipes() {
@@ -98,7 +98,7 @@ void LinkDriver::close() {
 
 // -- events of the parts
 
-void LinkDriver::links_told() {
+void LinkDriver::handle_links() {
   for (std::vector<link::LinkEvent> events = links_.take_events(); !events.empty();
        events = links_.take_events()) {
     for (link::LinkEvent& event : events) {
@@ -131,24 +131,24 @@ void LinkDriver::on_link_up(const PeerId& peer) {
   if (closed_) return;
   parts_.admission.check_prepared(links_);
   parts_.sync.transfer().link_up(peer);
-  sync_told();
+  handle_sync();
   dial_pipes();
 }
 
 void LinkDriver::on_link_down(const link::LinkDown& down) {
   parts_.sync.transfer().link_down(down.peer, down.unsent);
-  sync_told();
+  handle_sync();
   parts_.operations.executor().reset_link(down.peer);
   parts_.admission.on_link_down();
 }
 
 void LinkDriver::on_link_failed(const link::LinkFailed& failed) {
   if (failed.planned) return parts_.admission.check_prepared(links_);
-  parts_.sync.transfer().give_up(failed.peer, failed.reason);
-  sync_told();
+  parts_.sync.transfer().link_failed(failed.peer, failed.reason);
+  handle_sync();
 }
 
-void LinkDriver::locality_told() {
+void LinkDriver::handle_locality() {
   for (LocalityEvent& event : parts_.locality.take_events()) {
     std::visit(
         Overloaded{
@@ -163,12 +163,12 @@ void LinkDriver::locality_told() {
   }
 }
 
-void LinkDriver::sync_told() {
-  parts_.sync.told();
+void LinkDriver::handle_sync() {
+  parts_.sync.handle_transfer();
   if (parts_.sync.take_links_changed() && !closed_) choose();
 }
 
-void LinkDriver::measuring_told() {
+void LinkDriver::handle_measuring() {
   if (!parts_.measuring.take_links_changed() || closed_) return;
   choose();
   parts_.measuring.wake_links();
@@ -185,23 +185,23 @@ void LinkDriver::on_prepare() {
 void LinkDriver::on_relay(const wire::Relay& relay) {
   if (closed_) return;
   links_.on_relay(relay.peer, relay.token, context());
-  links_told();
+  handle_links();
 }
 
 void LinkDriver::on_try(const wire::Try& question) {
   if (closed_) return parts_.session.say(wire::Tried{question.number, false, "too many questions"});
   links_.try_address(question.number, question.address);
-  links_told();
+  handle_links();
 }
 
 void LinkDriver::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, link::Way way) {
   links_.on_dialled(token, stripe, local, way, context());
-  links_told();
+  handle_links();
 }
 
 void LinkDriver::on_dial_failed(std::uint64_t token, const std::string& reason) {
   links_.on_dial_failed(token, reason, context());
-  links_told();
+  handle_links();
 }
 
 void LinkDriver::on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour) {
@@ -214,34 +214,34 @@ void LinkDriver::on_accepted(std::uint64_t stripe, bool local, const PeerId& nei
 
 void LinkDriver::on_stripe_failed(std::uint64_t stripe, const Error& error) {
   links_.on_stripe_failed(stripe, error, context());
-  links_told();
+  handle_links();
 }
 
 void LinkDriver::on_neighbour_up(const PeerId& peer) {
   if (closed_) return;
   parts_.locality.on_up(peer, parts_.now);
-  locality_told();
+  handle_locality();
   dial_pipes();
 }
 
 void LinkDriver::on_neighbour_down(const PeerId& peer, const std::string& reason) {
   if (closed_) return;
   parts_.locality.on_down(peer, reason, parts_.now);
-  locality_told();
+  handle_locality();
 }
 
 void LinkDriver::on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
                                     const memory::RegionPtr& region) {
   if (closed_) return;
   parts_.locality.on_offered(peer, what, number, region);
-  locality_told();
+  handle_locality();
 }
 
 void LinkDriver::on_neighbour_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t number,
                                        const std::string& reason) {
   if (closed_) return;
   parts_.locality.on_unmapped(peer, what, number, reason);
-  locality_told();
+  handle_locality();
 }
 
 // -- frames
@@ -259,7 +259,7 @@ link::Placement LinkDriver::place(link::Stripe& from, const link::FrameHeader& h
   Operations& operations = parts_.operations;
   link::Placement placement =
       operations.executor().place(*peer, header, operations.was_called(header.key));
-  operations.told(parts_.now);
+  operations.handle_executor(parts_.now);
   if (parts_.tracer.on() && placement.kind == link::Placement::Kind::store)
     parts_.tracer.moved(header.key, *peer, false, 0, parts_.now);
   return placement;
@@ -273,7 +273,7 @@ Status LinkDriver::arrived(link::Stripe& from, const link::FrameHeader& header, 
   parts_.measuring.count(from, parts_.now);
   if (header.type == link::FrameType::state) {
     const Status status = parts_.sync.transfer().arrived(*peer, header, std::move(buffer));
-    sync_told();
+    handle_sync();
     return status;
   }
   if (parts_.tracer.on())
@@ -281,7 +281,7 @@ Status LinkDriver::arrived(link::Stripe& from, const link::FrameHeader& header, 
   Operations& operations = parts_.operations;
   const Status status = operations.executor().arrived(*peer, header, token, std::move(buffer),
                                                       operations.was_called(header.key));
-  operations.told(parts_.now);
+  operations.handle_executor(parts_.now);
   return status;
 }
 
@@ -312,7 +312,7 @@ void LinkDriver::interrupted(link::Stripe& from, const link::FrameHeader& header
 Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
                            std::span<const std::uint8_t> payload) {
   const auto done = links_.on_control(from, header, payload, context());
-  links_told();
+  handle_links();
   if (done) return *done;
   const auto peer = links_.peer_of(from.id());
   if (!peer) return {};
@@ -325,14 +325,14 @@ Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
       return {};
     case link::FrameType::fetch: {
       const Status status = parts_.sync.transfer().control(*peer, header, payload);
-      sync_told();
+      handle_sync();
       return status;
     }
     default: {
       Operations& operations = parts_.operations;
       const Status status =
           operations.executor().control(*peer, header, operations.was_called(header.key));
-      operations.told(parts_.now);
+      operations.handle_executor(parts_.now);
       return status;
     }
   }

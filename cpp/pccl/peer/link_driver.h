@@ -31,10 +31,10 @@ class LinkDriver final : public link::Traffic {
   [[nodiscard]] link::LinkContext context() const;
 
   // -- events of the parts. Call each after every use of its part that may produce events.
-  void links_told();
-  void locality_told();
-  void sync_told();
-  void measuring_told();
+  void handle_links();
+  void handle_locality();
+  void handle_sync();
+  void handle_measuring();
 
   // Determines which links and neighbours are needed. Call after every change of what needs them.
   void choose();

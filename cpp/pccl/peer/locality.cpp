@@ -56,7 +56,7 @@ void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t join
     }
     it->second.pending = true;
     it->second.since = now;
-    if (it->second.dials) actions_.connects.emplace_back(peer.id, peer.memory_key);
+    if (it->second.dials) actions_.dials.push_back({peer.id, peer.memory_key});
   }
   claim();
 }
@@ -143,7 +143,7 @@ void Locality::on_unmapped(const PeerId& peer, memory::Offer what, std::uint64_t
                            const std::string& reason) {
   const auto it = neighbours_.find(peer);
   if (it == neighbours_.end()) return;
-  if (!std::exchange(told_unmapped_, true)) {
+  if (!std::exchange(warned_unmapped_, true)) {
     events_.emplace_back(LocalNotice{
         LogLevel::warn, "cannot map memory of " + peer.brief() + " (" + reason +
                             "): operations on this host are slower; see ulimit -v, ulimit -n and "
@@ -167,7 +167,7 @@ void Locality::on_time(Instant now) {
     }
     if (neighbour.redial_at != Instant{} && now >= neighbour.redial_at) {
       neighbour.redial_at = {};
-      actions_.connects.emplace_back(peer, neighbour.memory_key);
+      actions_.dials.push_back({peer, neighbour.memory_key});
     }
   }
   forget_arrays();

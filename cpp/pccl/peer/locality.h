@@ -30,6 +30,12 @@ struct LocalityOptions {
 };
 
 // Actions for the shell.
+// Connect to a peer of this host.
+struct NeighbourDial {
+  PeerId peer;
+  PeerId memory_key;  // of that peer
+};
+
 struct LocalityActions {
   struct Offering {
     PeerId to;
@@ -37,12 +43,12 @@ struct LocalityActions {
     std::uint64_t number;
     memory::RegionPtr region;  // null: withdraws the offer
   };
-  std::vector<std::pair<PeerId, PeerId>> connects;  // peer and its memory key
+  std::vector<NeighbourDial> dials;
   std::vector<PeerId> drops;
   std::vector<Offering> offers;
   std::vector<PeerId> rings;
   [[nodiscard]] bool empty() const {
-    return connects.empty() && drops.empty() && offers.empty() && rings.empty();
+    return dials.empty() && drops.empty() && offers.empty() && rings.empty();
   }
 };
 
@@ -156,8 +162,8 @@ class Locality final : private memory::LocalHost {
   bool newcomers_wait_ = false;
   std::map<PeerId, Neighbour> neighbours_;
   wire::Neighbourhood claimed_;
-  bool failed_ = false;         // memory was refused: over TCP from now on
-  bool told_unmapped_ = false;  // that memory of others cannot be mapped
+  bool failed_ = false;           // memory was refused: over TCP from now on
+  bool warned_unmapped_ = false;  // that memory of others cannot be mapped
   memory::RegionPtr board_;
   std::uint64_t board_number_ = 0;
   memory::RegionPtr scratch_;

@@ -167,7 +167,7 @@ void Operations::run_on_network(const wire::OpKey& key, Instant now) {
     if (world->members[rank].id == session_.id()) spec.rank = rank;
   }
   const Status started = executor_.start(std::move(spec));
-  told(now);
+  handle_executor(now);
   if (!started) fail_for_all(key, started.error());
 }
 
@@ -214,7 +214,7 @@ Status Operations::on_verdict(const wire::Verdict& verdict) {
     return {};
   }
   if (verdict.code == Code::ok) {
-    admission_.on_commit(verdict.newcomers_wait);
+    admission_.on_commit(verdict.admission_due);
     if (entry->phase != CallPhase::finished) {
       return Status(Code::internal_error,
                     "the master committed an operation that is not done here");
@@ -297,7 +297,7 @@ void Operations::report_entered(Instant now, bool all) {
   session_.report(states);
 }
 
-void Operations::told(Instant now) {
+void Operations::handle_executor(Instant now) {
   const collective::ExecutorEvents events = executor_.take_events();
   const auto running = [&](const wire::OpKey& key) {
     CallEntry* const entry = table().find(key);

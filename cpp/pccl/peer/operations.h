@@ -50,10 +50,10 @@ class Operations {
   // The operation runs in memory, and this attempt was not reported to the master.
   [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
 
-  // -- over links. Call told() after every use of the executor that may produce events.
+  // -- over links. Call handle_executor() after every use of the executor that may produce events.
   [[nodiscard]] collective::Executor& executor() { return executor_; }
   [[nodiscard]] const collective::Executor& executor() const { return executor_; }
-  void told(Instant now);
+  void handle_executor(Instant now);
   [[nodiscard]] bool running() const { return executor_.operation_count() > 0; }
   // The operation was called here: frames for it are useless unless an attempt over links runs.
   [[nodiscard]] bool was_called(const wire::OpKey& key) const;

@@ -73,7 +73,7 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
       if (!move_to(wire::RoundKind::sync_end)) return;
       transfer_.begin(sync.id, self_, sync.request.state, outcome.sync);
       links_changed_ = true;
-      told();
+      handle_transfer();
       // A member that only serves is done. The round waits for the receivers.
       if (sync_ && !transfer_.receiving()) on_over(Code::ok, {});
       return;
@@ -101,7 +101,7 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
   }
 }
 
-void SyncCall::told() {
+void SyncCall::handle_transfer() {
   const state::TransferEvents events = transfer_.take_events();
   if (sync_ && transfer_.active()) {
     sync_->call->bytes_wanted = transfer_.bytes_wanted();

@@ -46,10 +46,10 @@ class SyncCall {
   // An error ends this receiver's part in the sync, and the master removes it with that reason.
   void answer(const CallPtr& call, const Error& error);
 
-  // -- the transfer. Call told() after every use of it that may produce events.
+  // -- the transfer. Call handle_transfer() after every use of it that may produce events.
   [[nodiscard]] state::Transfer& transfer() { return transfer_; }
   [[nodiscard]] const state::Transfer& transfer() const { return transfer_; }
-  void told();
+  void handle_transfer();
   // True once after each change of the links that are needed.
   [[nodiscard]] bool take_links_changed() { return std::exchange(links_changed_, false); }
 

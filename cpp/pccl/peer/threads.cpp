@@ -10,7 +10,7 @@ void Threads::continues(std::uint64_t thread) {
   const auto it = threads_.find(thread);
   if (it == threads_.end() || it->second.call == nullptr) return;
   it->second.call.reset();
-  if (std::exchange(told_, false)) correction_ = true;
+  if (std::exchange(reported_, false)) correction_ = true;
 }
 
 void Threads::ended(std::uint64_t thread) {

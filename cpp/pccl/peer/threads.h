@@ -41,8 +41,8 @@ class Threads {
     return blocked;
   }
   // Records whether the latest report to the master named blocked threads.
-  void told(bool blocked) { told_ = blocked; }
-  [[nodiscard]] bool told() const { return told_; }
+  void reported(bool blocked) { reported_ = blocked; }
+  [[nodiscard]] bool reported() const { return reported_; }
   // True once after a thread that was reported as blocked has continued: withdraw the report.
   [[nodiscard]] bool has_correction() const { return correction_; }
   [[nodiscard]] bool take_correction() { return std::exchange(correction_, false); }
@@ -54,7 +54,7 @@ class Threads {
     Instant since{};
   };
   std::map<std::uint64_t, Thread> threads_;
-  bool told_ = false;
+  bool reported_ = false;
   bool correction_ = false;
 };
 

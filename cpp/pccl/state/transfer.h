@@ -78,7 +78,7 @@ class Transfer {
   // Called regularly. Drops sources that owe chunks and have sent nothing for `limit`.
   void on_time(Instant now, Duration limit);
   // The peer cannot be reached.
-  void give_up(const PeerId& peer, const std::string& why) { drop_source(peer, why); }
+  void link_failed(const PeerId& peer, const std::string& why) { drop_source(peer, why); }
   // Drops requests of earlier admissions.
   void forget_before(std::uint64_t admission);
 

@@ -434,14 +434,15 @@ struct EpochRecord {
 struct Verdict {
   OpKey key;
   std::uint64_t attempt = 0;
-  Code code = Code::ok;         // ok: commit
-  bool newcomers_wait = false;  // commit only
+  Code code = Code::ok;  // ok: commit
+  // A commit: the next admission point needs its round, for newcomers or a measurement.
+  bool admission_due = false;
   PeerId culprit;
   std::string reason;
   std::string waiting;  // deadlock only
   bool operator==(const Verdict&) const = default;
   static void fields(auto& self, auto& visit) {
-    visit(self.key, self.attempt, self.code, self.newcomers_wait, self.culprit, self.reason,
+    visit(self.key, self.attempt, self.code, self.admission_due, self.culprit, self.reason,
           self.waiting);
   }
 };

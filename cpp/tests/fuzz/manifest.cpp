@@ -58,7 +58,7 @@ class Play final : private link::Carrier {
         manifest(from, header, script.piece());
         break;
       case 4:
-        transfer_.give_up(from, "no way");
+        transfer_.link_failed(from, "no way");
         break;
       case 5:
       case 6:

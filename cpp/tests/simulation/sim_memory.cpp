@@ -57,7 +57,7 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
         other->memory().lose(host_.engine().session().id(), known);
     });
   }
-  for (const auto& [peer, key] : actions.connects) connect(peer, key);
+  for (const auto& [peer, key] : actions.dials) connect(peer, key);
   for (const auto& [to, what, number, region] : actions.offers) {
     const auto it = known_.find(to);
     if (it == known_.end() || !it->second->open) continue;

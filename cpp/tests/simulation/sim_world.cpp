@@ -527,7 +527,7 @@ void World::strike(Fault fault) {
       if (host->syncing() && !host->syncing()->call->done) open.push_back(host->syncing()->call);
       if (open.empty()) break;
       const Code code = random.chance(0.5) ? Code::timeout : Code::interrupted;
-      host->engine().abort(open[random.below(open.size())], code, now());
+      host->engine().give_up(open[random.below(open.size())], code, now());
       host->settle();
       break;
     }

@@ -11,7 +11,7 @@ void bind_hostile(nb::module_& m);
 void bind_log(nb::module_& m);
 void bind_loop(nb::module_& m);
 void bind_many_members(nb::module_& m);
-void bind_master_link(nb::module_& m);
+void bind_control_connection(nb::module_& m);
 void bind_missing_link(nb::module_& m);
 void bind_neighbours(nb::module_& m);
 void bind_prober(nb::module_& m);
@@ -34,7 +34,7 @@ NB_MODULE(_testing, m) {
   bind_log(m);
   bind_loop(m);
   bind_many_members(m);
-  bind_master_link(m);
+  bind_control_connection(m);
   bind_missing_link(m);
   bind_neighbours(m);
   bind_prober(m);

@@ -95,8 +95,7 @@ class RelayedPeer {
 
   // Why the member rejected that epoch. Empty: it accepted it.
   [[nodiscard]] std::string refuses() const {
-    return engine_.standing() == pccl::peer::Standing::member ? ""
-                                                              : engine_.master_link().failure();
+    return engine_.standing() == pccl::peer::Standing::member ? "" : engine_.control().failure();
   }
 
   // Runs for this many seconds. Returns when the member asked for a relay, and to which others.

@@ -1,5 +1,5 @@
 // When a peer dials which master, from what the masters answer.
-#include "pccl/peer/master_link.h"
+#include "pccl/peer/control_connection.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -22,7 +22,7 @@ class LinkPlay {
   // The number of the address that is dialled now, "silent", "elsewhere", "lost", or "" if nothing
   // is due.
   std::string due(bool member) {
-    using Due = pccl::peer::MasterLink::Due;
+    using Due = pccl::peer::ControlConnection::Due;
     switch (link_.on_time(now_, member)) {
       case Due::dial:
         return std::to_string(link_.at());
@@ -55,12 +55,12 @@ class LinkPlay {
 
  private:
   pccl::Instant now_{std::chrono::hours(1)};
-  pccl::peer::MasterLink link_;
+  pccl::peer::ControlConnection link_;
 };
 
 }  // namespace
 
-void bind_master_link(nb::module_& m) {
+void bind_control_connection(nb::module_& m) {
   nb::class_<LinkPlay>(m, "LinkPlay")
       .def(nb::init<std::uint32_t>(), "masters"_a)
       .def("due", &LinkPlay::due, "member"_a)

@@ -1,4 +1,4 @@
-#include "pccl/peer/master_link.h"
+#include "pccl/peer/control_connection.h"
 
 #include <utility>
 
@@ -10,7 +10,7 @@ constexpr Duration kFirstDial = std::chrono::seconds(1);      // a master that w
 
 }  // namespace
 
-void MasterLink::on_open(Instant now) {
+void ControlConnection::on_open(Instant now) {
   dialling_ = false;
   open_ = true;
   answered_ = false;
@@ -19,7 +19,7 @@ void MasterLink::on_open(Instant now) {
 
 // A master that is not reached may have served a group until now. Its members need this time to
 // come to another one, which then says so.
-bool MasterLink::may_found() const {
+bool ControlConnection::may_found() const {
   if (masters_ == 1 || at_ != 0) return false;
   if (idle_ + 1 >= masters_) return true;
   return unserved_ + 1 >= masters_ && turn_since_ - unserved_since_ >= takeover_time();
@@ -27,7 +27,7 @@ bool MasterLink::may_found() const {
 
 // A newcomer that was let in although a master did not answer must look for its members again: they
 // may have come to another one.
-void MasterLink::on_welcome(bool waits, Instant now) {
+void ControlConnection::on_welcome(bool waits, Instant now) {
   const bool unsure = waits && may_found() && idle_ + 1 < masters_;
   look_at_ = unsure ? now + takeover_time() : Instant::max();
   if (!unsure) unserved_ = 0;
@@ -37,14 +37,14 @@ void MasterLink::on_welcome(bool waits, Instant now) {
   refusal_.reset();
 }
 
-void MasterLink::look_elsewhere(Instant now) {
+void ControlConnection::look_elsewhere(Instant now) {
   open_ = false;
   lost_at_ = now;
   go_on(now, kRedial);
 }
 
 // Chooses the next address. After each full turn but the first there is a pause.
-void MasterLink::go_on(Instant now, Duration pause) {
+void ControlConnection::go_on(Instant now, Duration pause) {
   answered_ = false;
   look_at_ = Instant::max();
   refusals_ = 0;
@@ -60,7 +60,7 @@ void MasterLink::go_on(Instant now, Duration pause) {
   if (misses_ > masters_) next_dial_ = now + pause;
 }
 
-void MasterLink::on_not_serving(bool recovers, Instant now) {
+void ControlConnection::on_not_serving(bool recovers, Instant now) {
   open_ = false;
   if (answered_) lost_at_ = now;  // this peer made way for members of a run that has begun
   if (recovers) failed_ = first_failed_ = false;
@@ -72,7 +72,7 @@ void MasterLink::on_not_serving(bool recovers, Instant now) {
   if (recovers) idle_ = unserved_ = 0;
 }
 
-void MasterLink::on_refused(const Error& error, Instant now) {
+void ControlConnection::on_refused(const Error& error, Instant now) {
   open_ = false;
   refusal_ = error;
   failed_ = true;
@@ -82,7 +82,7 @@ void MasterLink::on_refused(const Error& error, Instant now) {
   refusals_ = refusals;
 }
 
-bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) {
+bool ControlConnection::on_lost(const std::string& reason, bool welcomed, Instant now) {
   dialling_ = false;
   failure_ = reason;
   failed_at_ = at_;
@@ -115,7 +115,7 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
   return false;
 }
 
-MasterLink::Due MasterLink::on_time(Instant now, bool member) {
+ControlConnection::Due ControlConnection::on_time(Instant now, bool member) {
   const bool waits = masters_ > 1 && !answered_;
   if (open_ && now - heard_ >= (waits ? patience_ : heartbeat_timeout_)) {
     silent_ = true;

@@ -12,11 +12,11 @@
 namespace pccl::peer {
 
 // *one thread: the engine's*
-class MasterLink {
+class ControlConnection {
  public:
   // `masters`: how many addresses there are. `id`: makes peers leave a silent master at different
   // times.
-  MasterLink(const Settings& settings, std::uint32_t masters, const PeerId& id)
+  ControlConnection(const Settings& settings, std::uint32_t masters, const PeerId& id)
       : heartbeat_timeout_(settings.heartbeat_timeout),
         reconnect_timeout_(settings.reconnect_timeout),
         masters_(masters),
