@@ -6,9 +6,7 @@
 
 namespace pccl {
 
-namespace {
-
-std::string digits(const std::array<std::uint8_t, 16>& bytes, std::size_t count) {
+std::string hex_digits(const Bytes16& bytes, std::size_t count) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
   text.reserve(2 * count);
@@ -19,22 +17,14 @@ std::string digits(const std::array<std::uint8_t, 16>& bytes, std::size_t count)
   return text;
 }
 
-}  // namespace
-
-std::string PeerId::hex() const { return digits(bytes, bytes.size()); }
-
-std::string PeerId::brief() const { return digits(bytes, 4); }
-
-PeerId PeerId::random() {
-  PeerId id;
-  // All zero means no peer.
-  while (id.empty()) {
-    if (os::fill_random(id.bytes)) continue;
-    // Relay tokens are made here too and must not be guessable.
+Bytes16 random_bytes16() {
+  Bytes16 bytes{};
+  while (bytes == Bytes16{}) {
+    if (os::fill_random(bytes)) continue;
     std::random_device device;
-    for (std::uint8_t& byte : id.bytes) byte = static_cast<std::uint8_t>(device());
+    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(device());
   }
-  return id;
+  return bytes;
 }
 
 }  // namespace pccl

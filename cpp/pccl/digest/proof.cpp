@@ -33,7 +33,7 @@ struct State {
 
 }  // namespace
 
-PeerId proof(const PeerId& key, std::span<const std::uint64_t> about) {
+Proof proof(const HostKey& key, std::span<const std::uint64_t> about) {
   std::array<std::uint64_t, 2> k{};
   std::memcpy(k.data(), key.bytes.data(), sizeof k);
   State state{k[0] ^ 0x736f6d6570736575U, k[1] ^ 0x646f72616e646f6dU ^ 0xeeU,
@@ -47,7 +47,7 @@ PeerId proof(const PeerId& key, std::span<const std::uint64_t> about) {
   state.v1 ^= 0xddU;
   state.rounds(4);
   result[1] = state.v0 ^ state.v1 ^ state.v2 ^ state.v3;
-  PeerId made;
+  Proof made;
   std::memcpy(made.bytes.data(), result.data(), sizeof result);
   return made;
 }

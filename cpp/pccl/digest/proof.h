@@ -9,6 +9,6 @@
 namespace pccl::digest {
 
 // The keyed hash of `about`. Only a peer that knows `key` can make or check it.
-[[nodiscard]] PeerId proof(const PeerId& key, std::span<const std::uint64_t> about);
+[[nodiscard]] Proof proof(const HostKey& key, std::span<const std::uint64_t> about);
 
 }  // namespace pccl::digest

@@ -8,6 +8,6 @@
 namespace pccl::digest {
 
 // The first half of the ticket's SHA-256.
-[[nodiscard]] PeerId seal_of(const PeerId& ticket);
+[[nodiscard]] Seal seal_of(const Ticket& ticket);
 
 }  // namespace pccl::digest

@@ -117,11 +117,11 @@ Key Secret::link_key(std::uint64_t run, const PeerId& to) const {
   return derive(label);
 }
 
-PeerId Secret::host_key(const PeerId& memory_key) const {
+HostKey Secret::host_key(const MemoryKey& memory_key) const {
   std::string label = "host";
   label.append(reinterpret_cast<const char*>(memory_key.bytes.data()), memory_key.bytes.size());
   const Key key = derive(label);
-  PeerId made;
+  HostKey made;
   std::memcpy(made.bytes.data(), key.bytes.data(), made.bytes.size());
   return made;
 }

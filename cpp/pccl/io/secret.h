@@ -41,7 +41,7 @@ class Secret {
   // For connections to the peer `to`, in this run.
   [[nodiscard]] Key link_key(std::uint64_t run, const PeerId& to) const;
   // Made of a peer's memory key; peers of one host prove to each other that they know it.
-  [[nodiscard]] PeerId host_key(const PeerId& memory_key) const;
+  [[nodiscard]] HostKey host_key(const MemoryKey& memory_key) const;
   // For readers of the master's status over HTTP. They cannot join with it.
   [[nodiscard]] Key status_key() const;
 

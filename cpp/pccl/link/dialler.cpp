@@ -145,7 +145,7 @@ Duration Dialler::relay_pause() const {
 
 // The master offers the connection to both ends. Dials to addresses go on; the first handshake to
 // complete counts.
-void Dialler::on_relay(const PeerId& peer, const PeerId& relay, const LinkContext& context) {
+void Dialler::on_relay(const PeerId& peer, const RelayToken& relay, const LinkContext& context) {
   facts_.at = context;
   const auto it = facts_.links.find(peer);
   if (it == facts_.links.end() || facts_.dials.size() >= kMaxRelayDials) return;

@@ -24,7 +24,7 @@ class Dialler {
   [[nodiscard]] bool may_dial_pipe(const Link& link) const;
   void dial_pipe(Link& link);
   void ask_for_relay(Link& link);
-  void on_relay(const PeerId& peer, const PeerId& relay, const LinkContext& context);
+  void on_relay(const PeerId& peer, const RelayToken& relay, const LinkContext& context);
   void try_address(std::uint64_t question, const wire::Address& address);
   void on_dial_failed(std::uint64_t token, const std::string& reason, const LinkContext& context);
 

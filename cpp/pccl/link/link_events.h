@@ -54,7 +54,7 @@ struct DialRequest {
   wire::Address address;
   PeerId neighbour;      // not zero: through shared memory, to this peer
   PeerId peer;           // expected at the other end; zero: the address is only tried
-  PeerId relay{};        // not zero: through the master; this end's token (wire::Relay)
+  RelayToken relay{};    // not zero: through the master; this end's token (wire::Relay)
   bool accepts = false;  // through the master: the other end sends the hello
 };
 

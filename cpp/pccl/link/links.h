@@ -61,7 +61,7 @@ class LinkTable final : public Carrier {
   // ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error, const LinkContext& context);
   // The master offers a connection through itself.
-  void on_relay(const PeerId& peer, const PeerId& relay, const LinkContext& context) {
+  void on_relay(const PeerId& peer, const RelayToken& relay, const LinkContext& context) {
     dialler_.on_relay(peer, relay, context);
   }
   // The master asks whether this peer can reach an address. Answered by AddressTried.

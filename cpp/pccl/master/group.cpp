@@ -55,7 +55,7 @@ std::string Group::summary() const {
 
 void Group::add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
                           Instant now) {
-  const PeerId seal = digest::seal_of(join.ticket);
+  const Seal seal = digest::seal_of(join.ticket);
   if (let_in_again(connection, join, seal, now)) return;
   if (!newcomers_.add(connection, join, seal, seen, now)) return;
   if (peers_.members.empty()) start_if_ready(now);
@@ -64,7 +64,7 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
 
 // Handles a Join of a member whose connection broke before it received its admission. Sends the log
 // from the admission on. False: the peer is not such a member.
-bool Group::let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
+bool Group::let_in_again(ConnectionId connection, const wire::Join& join, const Seal& seal,
                          Instant now) {
   Peer* peer = peers_.member(join.id);
   if (peer == nullptr || peer->member.seal != seal) return false;

@@ -157,8 +157,7 @@ class Group {
 
  private:
   // -- newcomers
-  bool let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
-                    Instant now);
+  bool let_in_again(ConnectionId connection, const wire::Join& join, const Seal& seal, Instant now);
   void start_if_ready(Instant now);
 
   // -- departures

@@ -36,10 +36,10 @@ Duration Master::tick() const {
   return hurried ? std::min(tick, kHurry) : tick;
 }
 
-std::optional<std::pair<PeerId, PeerId>> Master::expect_relay(const PeerId& one,
-                                                              const PeerId& other,
-                                                              const std::string& names) {
-  const std::pair<PeerId, PeerId> tokens{PeerId::random(), PeerId::random()};
+std::optional<std::pair<RelayToken, RelayToken>> Master::expect_relay(const PeerId& one,
+                                                                      const PeerId& other,
+                                                                      const std::string& names) {
+  const std::pair<RelayToken, RelayToken> tokens{RelayToken::random(), RelayToken::random()};
   outbox_.add(ExpectRelay{one, other, tokens.first, tokens.second, names});
   return tokens;
 }

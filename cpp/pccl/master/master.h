@@ -89,8 +89,9 @@ class Master final : private Surroundings {
   }
   wire::Census census() override { return served_.census(); }
   std::uint64_t next_join_ordinal() override { return ++run_.joins; }
-  std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& one, const PeerId& other,
-                                                        const std::string& names) override;
+  std::optional<std::pair<RelayToken, RelayToken>> expect_relay(const PeerId& one,
+                                                                const PeerId& other,
+                                                                const std::string& names) override;
   void end_relay(const PeerId& one, const PeerId& other) override {
     outbox_.add(EndRelay{one, other});
   }

@@ -20,7 +20,7 @@ constexpr const char* kHowTogether =
 
 // -- joining and leaving
 
-std::optional<std::string> Newcomers::refusal_of(const wire::Join& join, const PeerId& seal) const {
+std::optional<std::string> Newcomers::refusal_of(const wire::Join& join, const Seal& seal) const {
   const Limits& limits = context_.options.limits;
   if (peers_.members.size() + peers_.candidates.size() >= limits.max_peers) {
     return "group " + std::to_string(context_.id) + " is full (" +
@@ -43,7 +43,7 @@ std::optional<std::string> Newcomers::refusal_of(const wire::Join& join, const P
   return std::nullopt;
 }
 
-bool Newcomers::add(ConnectionId connection, const wire::Join& join, const PeerId& seal,
+bool Newcomers::add(ConnectionId connection, const wire::Join& join, const Seal& seal,
                     const std::string& seen, Instant now) {
   if (const auto refusal = refusal_of(join, seal)) {
     context_.around.send(connection, 0, wire::Refused{Code::refused, *refusal});

@@ -28,7 +28,7 @@ class Newcomers {
 
   // -- joining and leaving
   // Welcomes a newcomer. `seal`: of its ticket. False: it was refused.
-  bool add(ConnectionId connection, const wire::Join& join, const PeerId& seal,
+  bool add(ConnectionId connection, const wire::Join& join, const Seal& seal,
            const std::string& seen, Instant now);
   // Warns a peer whose replica has the name of another one.
   void warn_namesake(ConnectionId connection);
@@ -78,7 +78,7 @@ class Newcomers {
 
  private:
   [[nodiscard]] std::optional<std::string> refusal_of(const wire::Join& join,
-                                                      const PeerId& seal) const;
+                                                      const Seal& seal) const;
   void tell_lone_founder(Instant now);
 
   const GroupContext& context_;

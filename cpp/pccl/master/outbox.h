@@ -33,8 +33,8 @@ struct TryAddress {
 struct ExpectRelay {
   PeerId one;  // the peers at the ends
   PeerId other;
-  PeerId token_of_one;
-  PeerId token_of_other;
+  RelayToken token_of_one;
+  RelayToken token_of_other;
   std::string names;  // of the peers: "one and other"
 };
 // End all relaying between these two peers.

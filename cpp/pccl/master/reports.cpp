@@ -30,7 +30,7 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
 
 Status check(const wire::Rejoin& rejoin, const Options& options) {
   const auto& members = rejoin.record.members;
-  const PeerId seal = digest::seal_of(rejoin.ticket);
+  const Seal seal = digest::seal_of(rejoin.ticket);
   const bool member = std::ranges::any_of(
       members, [&](const auto& known) { return known.id == rejoin.id && known.seal == seal; });
   if (!member || !plausible(rejoin.record, options) || rejoin.applied > kMaxCount)

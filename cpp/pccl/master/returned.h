@@ -13,7 +13,7 @@ namespace pccl::master {
 
 using ConnectionId = std::uint64_t;  // given by the server; 0 is none
 // A member's id and seal. The peer with the ticket for this seal is that member.
-using Seat = std::pair<PeerId, PeerId>;
+using Seat = std::pair<PeerId, Seal>;
 
 // The record is kept as bytes, which take a fraction of its decoded size, and shared between
 // members that report the same record, as honest members do.
@@ -51,7 +51,7 @@ class Returned {
   std::pair<std::uint64_t, std::uint64_t> at_;
   std::shared_ptr<const Record> record_;
   std::uint32_t group_;
-  PeerId ticket_;
+  Ticket ticket_;
 };
 
 // An epoch that a returning member has accepted as the next one. Kept as Returned keeps records.

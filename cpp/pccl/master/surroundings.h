@@ -67,9 +67,8 @@ class Surroundings {
   virtual std::uint64_t next_join_ordinal() = 0;
 
   // Begins to relay a connection between two peers. `names`: for the log. Returns a token for each.
-  virtual std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& /*one*/,
-                                                                const PeerId& /*other*/,
-                                                                const std::string& /*names*/) {
+  virtual std::optional<std::pair<RelayToken, RelayToken>> expect_relay(
+      const PeerId& /*one*/, const PeerId& /*other*/, const std::string& /*names*/) {
     return std::nullopt;
   }
   virtual void end_relay(const PeerId& /*one*/, const PeerId& /*other*/) {}

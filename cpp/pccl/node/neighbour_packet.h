@@ -29,10 +29,10 @@ struct NeighbourPacket {
   std::uint64_t offer = 0;
   PeerId from;
   PeerId to;
-  PeerId proof;
+  Proof proof;
 
   // The proof, in a hello or a welcome, that its sender knows the listener's key.
-  [[nodiscard]] PeerId proven(const PeerId& key, const PeerId& challenge) const {
+  [[nodiscard]] Proof proven(const HostKey& key, const Proof& challenge) const {
     std::array<std::uint64_t, 9> about{static_cast<std::uint64_t>(kind), host, number};
     std::memcpy(&about[3], from.bytes.data(), sizeof from.bytes);
     std::memcpy(&about[5], to.bytes.data(), sizeof to.bytes);

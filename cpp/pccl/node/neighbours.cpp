@@ -62,7 +62,7 @@ class Passed {
 
 }  // namespace
 
-Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const PeerId& key,
+Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const HostKey& key,
                        std::uint64_t host, NeighbourEvents events)
     : context_(context),
       self_(self),
@@ -96,7 +96,7 @@ void Neighbours::greet(int descriptor) {
   const std::uint64_t id = *opened;
   Packet challenge;
   challenge.kind = Kind::challenge;
-  challenge.proof = channels_.at(id).challenge = PeerId::random();
+  challenge.proof = channels_.at(id).challenge = Proof::random();
   push(id, challenge, nullptr);
   if (!channels_.contains(id)) return;
   await(id);
@@ -122,7 +122,7 @@ Result<std::uint64_t> Neighbours::open(int descriptor) {
   return id;
 }
 
-void Neighbours::connect(const PeerId& peer, const PeerId& key) {
+void Neighbours::connect(const PeerId& peer, const HostKey& key) {
   drop(peer);
   const int descriptor = open_channel();
   if (descriptor < 0) return events_.down(peer, io::error_text(errno));
@@ -152,7 +152,7 @@ void Neighbours::say_hello(std::uint64_t id) {
   Packet hello;
   hello.kind = Kind::hello;
   hello.host = host_;
-  const PeerId once = PeerId::random();
+  const Proof once = Proof::random();
   std::memcpy(&hello.number, once.bytes.data(), sizeof hello.number);
   hello.from = self_;
   hello.to = channel.peer;

@@ -41,7 +41,7 @@ struct NeighbourEvents {
 class Neighbours {
  public:
   // `key`: others must know it. `host`: names this host; all its peers have the same.
-  Neighbours(asio::io_context& context, const PeerId& self, const PeerId& key, std::uint64_t host,
+  Neighbours(asio::io_context& context, const PeerId& self, const HostKey& key, std::uint64_t host,
              NeighbourEvents events);
   ~Neighbours();
   Neighbours(const Neighbours&) = delete;
@@ -49,7 +49,7 @@ class Neighbours {
 
   Status listen();
   // Leads to `up` or `down`, within seconds.
-  void connect(const PeerId& peer, const PeerId& key);
+  void connect(const PeerId& peer, const HostKey& key);
   // Does not call `down`.
   void drop(const PeerId& peer);
   // Ignored if the peer is not connected. A null region withdraws an earlier offer.
@@ -67,10 +67,10 @@ class Neighbours {
   };
   struct Channel {
     std::unique_ptr<io::Socket> socket;
-    PeerId peer;       // zero until its hello
-    PeerId key;        // dialled: the key that both ends prove to know
-    PeerId challenge;  // the listener's number: sent, or zero until it comes
-    PeerId welcome;    // dialled: the proof that the answer must have
+    PeerId peer;      // zero until its hello
+    HostKey key;      // dialled: the key that both ends prove to know
+    Proof challenge;  // the listener's number: sent, or zero until it comes
+    Proof welcome;    // dialled: the proof that the answer must have
     Instant since{};
     bool dialled = false;
     bool up = false;
@@ -95,7 +95,7 @@ class Neighbours {
 
   asio::io_context& context_;
   PeerId self_;
-  PeerId key_;
+  HostKey key_;
   std::uint64_t host_;
   NeighbourEvents events_;
   io::Acceptor acceptor_;

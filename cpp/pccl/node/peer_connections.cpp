@@ -23,8 +23,8 @@ constexpr Duration kPipeSpin = std::chrono::microseconds(50);  // for the other 
 constexpr std::uint64_t kInspectBytes = 32 << 20;  // sent between two looks at a socket's buffers
 
 // The key that peers of this host prove to know. Without a secret the master knows it, too.
-PeerId host_key(const io::Secret& secret, const PeerId& key) {
-  return secret ? secret.host_key(key) : key;
+HostKey host_key(const io::Secret& secret, const MemoryKey& key) {
+  return secret ? secret.host_key(key) : HostKey{key.bytes};
 }
 
 bool is_local(const io::Socket& socket) { return io::same_host(socket.local(), socket.remote()); }

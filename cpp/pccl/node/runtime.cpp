@@ -109,8 +109,8 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   const auto listening = listen(options.settings.bind_address, options.port);
   if (!listening) return listening.error();
   options.join.addresses = own_addresses(listening->at, options.advertise);
-  if (options.settings.shm) options.join.memory_key = PeerId::random();
-  options.join.ticket = PeerId::random();
+  if (options.settings.shm) options.join.memory_key = MemoryKey::random();
+  options.join.ticket = Ticket::random();
   options.join.masters = static_cast<std::uint32_t>(options.masters.size());
   std::shared_ptr<Runtime> made(new Runtime(std::move(options), std::move(tls), std::move(trace)));
   {

@@ -33,7 +33,7 @@ struct LocalityOptions {
 // Connect to a peer of this host.
 struct NeighbourDial {
   PeerId peer;
-  PeerId memory_key;  // of that peer
+  MemoryKey memory_key;  // of that peer
 };
 
 struct LocalityActions {
@@ -104,7 +104,7 @@ class Locality final : private memory::LocalHost {
 
  private:
   struct Neighbour {
-    PeerId memory_key;  // zero: it connected before the master named it
+    MemoryKey memory_key;  // zero: it connected before the master named it
     bool connected = false;
     bool pending = false;   // whether it shares memory is not known yet
     bool dials = false;     // we connect, not the neighbour

@@ -27,8 +27,8 @@ struct JoinOptions {
   std::vector<wire::Address> addresses;
   std::string software;
   std::uint32_t order = 0xffffffff;  // of ranks among the founders of the group
-  PeerId memory_key;                 // wire::Member::memory_key
-  PeerId ticket;                     // wire::Rejoin::ticket
+  MemoryKey memory_key;              // wire::Member::memory_key
+  Ticket ticket;                     // wire::Rejoin::ticket
   std::string replica;               // wire::Member::replica
   std::string name;                  // wire::Member::name
   std::uint32_t ranks_per_replica = 0;

@@ -32,8 +32,8 @@ void Relays::stop() {
   open_.clear();
 }
 
-void Relays::expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
-                    const PeerId& token_of_other, Instant now, const std::string& names) {
+void Relays::expect(const PeerId& one, const PeerId& other, const RelayToken& token_of_one,
+                    const RelayToken& token_of_other, Instant now, const std::string& names) {
   if (count_of(ordered(one, other)) >= kMostOfPair) return;
   if (expected_.size() >= kMostExpected) forget(expected_.begin()->first);
   const std::uint64_t id = next_++;
@@ -42,11 +42,11 @@ void Relays::expect(const PeerId& one, const PeerId& other, const PeerId& token_
   ends.tokens = {token_of_one, token_of_other};
   ends.until = now + kTokenTime;
   ends.names = names;
-  for (const PeerId& token : ends.tokens) tokens_[token] = id;
+  for (const RelayToken& token : ends.tokens) tokens_[token] = id;
 }
 
 void Relays::forget(std::uint64_t id) {
-  for (const PeerId& token : expected_.at(id).tokens) tokens_.erase(token);
+  for (const RelayToken& token : expected_.at(id).tokens) tokens_.erase(token);
   expected_.erase(id);
 }
 
@@ -64,7 +64,7 @@ std::size_t Relays::taken() const {
                             }));
 }
 
-bool Relays::enter(const PeerId& token, std::unique_ptr<io::Socket> socket, Instant now) {
+bool Relays::enter(const RelayToken& token, std::unique_ptr<io::Socket> socket, Instant now) {
   const auto it = tokens_.find(token);
   if (it == tokens_.end()) return false;
   const std::uint64_t id = it->second;

@@ -45,11 +45,11 @@ class Relays {
   Relays& operator=(const Relays&) = delete;
 
   // `names`: of the peers, for the log: "one and other".
-  void expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
-              const PeerId& token_of_other, Instant now, const std::string& names = {});
+  void expect(const PeerId& one, const PeerId& other, const RelayToken& token_of_one,
+              const RelayToken& token_of_other, Instant now, const std::string& names = {});
   // Takes over the connection that sent this token. False: the token is not expected, or too many
   // connections are open. The connection is closed then.
-  bool enter(const PeerId& token, std::unique_ptr<io::Socket> socket, Instant now);
+  bool enter(const RelayToken& token, std::unique_ptr<io::Socket> socket, Instant now);
   // Closes all connections between these two peers, and forgets their tokens.
   void end(const PeerId& one, const PeerId& other);
   // Forgets expired tokens, and closes stuck connections.
@@ -60,7 +60,7 @@ class Relays {
   using Pair = std::pair<PeerId, PeerId>;  // the smaller one first
   struct Expected {
     Pair pair;
-    std::array<PeerId, 2> tokens;
+    std::array<RelayToken, 2> tokens;
     std::string names;
     std::array<std::unique_ptr<io::Socket>, 2> sockets;
     Instant until{};
@@ -101,7 +101,7 @@ class Relays {
   asio::io_context& context_;
   const std::uint64_t rate_;
   const std::size_t most_open_;
-  std::map<PeerId, std::uint64_t> tokens_;      // ids in expected_
+  std::map<RelayToken, std::uint64_t> tokens_;  // ids in expected_
   std::map<std::uint64_t, Expected> expected_;  // the oldest first
   std::map<std::uint64_t, Open> open_;
   std::map<Pair, Tally> tallies_;

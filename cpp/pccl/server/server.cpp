@@ -311,7 +311,7 @@ void Server::drop(master::ConnectionId id) {
 }
 
 // Gives the socket to the relay. The master reads nothing more from it.
-void Server::relay(master::ConnectionId id, const PeerId& token) {
+void Server::relay(master::ConnectionId id, const RelayToken& token) {
   Connection& connection = connections_.at(id);
   const std::string from = io::plain(connection.socket->remote().address()).to_string();
   std::unique_ptr<io::Socket> socket = std::move(connection.socket);

@@ -86,7 +86,7 @@ class Server {
   // False: drop the connection.
   bool flush(master::ConnectionId id, Connection& connection);
   void drop(master::ConnectionId id);
-  void relay(master::ConnectionId id, const PeerId& token);
+  void relay(master::ConnectionId id, const RelayToken& token);
   void tell_departures();
   void make_room();
   void close_one(master::ConnectionId id, const std::string& why);

@@ -57,7 +57,10 @@ class Writer {
       T::fields(value, *this);
     }
   }
-  void put(const PeerId& id) { out_.insert(out_.end(), id.bytes.begin(), id.bytes.end()); }
+  template <class Kind>
+  void put(const Bits128<Kind>& bits) {
+    out_.insert(out_.end(), bits.bytes.begin(), bits.bytes.end());
+  }
   void put(const std::string& text) {
     if (text.size() > kMaxString) return put(shortened(text, kMaxString));
     put(static_cast<std::uint32_t>(text.size()));
@@ -132,10 +135,11 @@ class Reader {
       T::fields(value, *this);
     }
   }
-  void get(PeerId& id) {
-    if (!need(id.bytes.size())) return;
-    std::memcpy(id.bytes.data(), in_.data() + at_, id.bytes.size());
-    at_ += id.bytes.size();
+  template <class Kind>
+  void get(Bits128<Kind>& bits) {
+    if (!need(bits.bytes.size())) return;
+    std::memcpy(bits.bytes.data(), in_.data() + at_, bits.bytes.size());
+    at_ += bits.bytes.size();
   }
   void get(std::string& text) {
     std::uint32_t size = 0;

@@ -24,10 +24,10 @@ struct Join {
   std::vector<Address> addresses;
   std::string software;                 // "pccl 0.1.0", for logs and refusals
   std::uint32_t order = 0xffffffff;     // ranks the founders of a group; ties: in order of joining
-  PeerId memory_key;                    // Member::memory_key
+  MemoryKey memory_key;                 // Member::memory_key
   std::string replica;                  // Member::replica
   std::uint32_t ranks_per_replica = 0;  // a replica has one peer in each of the groups 0 to n - 1
-  PeerId ticket;                        // a secret of this peer; Member::seal is derived from it
+  Ticket ticket;                        // a secret of this peer; Member::seal is derived from it
   std::string name;                     // Member::name; empty or valid_name
   bool operator==(const Join&) const = default;
   static void fields(auto& self, auto& visit) {
@@ -45,7 +45,7 @@ struct Rejoin {
   std::uint32_t group = 0;
   EpochRecord record;         // the member's newest epoch
   std::uint64_t applied = 0;  // ordinal of the last log entry applied
-  PeerId ticket{};            // as in Join
+  Ticket ticket{};            // as in Join
   bool operator==(const Rejoin&) const = default;
   static void fields(auto& self, auto& visit) {
     visit(self.id, self.group, self.record, self.applied, self.ticket);
@@ -245,8 +245,8 @@ struct WantRelay {
 // Master to both members: open another connection to the master and send OpenRelay with this token.
 // The token is valid for this end only, for one connection within a few seconds.
 struct Relay {
-  PeerId peer;   // the other end
-  PeerId token;  // random
+  PeerId peer;       // the other end
+  RelayToken token;  // random
   bool operator==(const Relay&) const = default;
   static void fields(auto& self, auto& visit) { visit(self.peer, self.token); }
 };
@@ -254,7 +254,7 @@ struct Relay {
 // The only message on a connection to be relayed, unencrypted even in a run with a secret. Answered
 // by Relayed once the other end has connected; otherwise the connection ends.
 struct OpenRelay {
-  PeerId token;
+  RelayToken token;
   bool operator==(const OpenRelay&) const = default;
   static void fields(auto& self, auto& visit) { visit(self.token); }
 };

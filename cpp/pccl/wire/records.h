@@ -321,9 +321,9 @@ struct Member {
   PeerId id;
   std::uint64_t joined = 0;  // join ordinal: grows with every join, never reused in a run
   std::vector<Address> addresses;
-  PeerId memory_key;      // a peer that has it may ask for shared memory; zero: none is shared
+  MemoryKey memory_key;   // a peer that has it may ask for shared memory; zero: none is shared
   std::string replica{};  // its peers, one in each group, enter and leave together; empty: none
-  PeerId seal{};          // of the ticket that the member presents when it returns
+  Seal seal{};            // of the ticket that the member presents when it returns
   std::string name{};     // for users; see shown_name
   std::uint32_t min_peers = 1;  // how many it wanted its group to start with; 1: it came later
   bool operator==(const Member&) const = default;

@@ -74,7 +74,8 @@ class World {
     descriptor_ = os::open_channel();
     must(descriptor_ >= 0 && os::connect_channel(descriptor_, node::channel_name(self_)) == 0,
          "it listens");
-    challenge_ = up_ = {};
+    challenge_ = {};
+    up_ = {};
     turn();
     must(!challenge_.empty(), "it sends a challenge");
     fresh_ = true;
@@ -141,10 +142,10 @@ class World {
 
   asio::io_context context_;
   PeerId self_ = PeerId::random();
-  PeerId word_ = peer(9);
+  HostKey word_{peer(9).bytes};
   PeerId other_ = peer(2);
   PeerId up_;
-  PeerId challenge_;
+  Proof challenge_;
   bool fresh_ = false;  // the last step connected
   node::Neighbours neighbours_;
   int descriptor_ = -1;

@@ -37,7 +37,8 @@ wire::EpochRecord record() {
   wire::EpochRecord record;
   record.epoch = record.admission = record.abort_floor = 1;
   for (std::uint8_t id = 1; id <= 3; ++id)
-    record.members.push_back({peer(id), id, {{"192.0.2.1", 1}}, {}, {}, digest::seal_of(peer(id))});
+    record.members.push_back(
+        {peer(id), id, {{"192.0.2.1", 1}}, {}, {}, digest::seal_of({peer(id).bytes})});
   record.plan = *topology::make_plan(3, 512 << 10, {});
   record.state = {true, 7, {1, 2}, {peer(1)}};
   return record;
@@ -49,13 +50,14 @@ wire::Join join(std::uint8_t id) {
   join.waiting = true;
   join.addresses = {{"192.0.2.1", 4000}, {"2001:db8::1", 4000}};
   join.software = "pccl";
-  join.ticket = join.id;
+  join.ticket = {join.id.bytes};
   return join;
 }
 
 wire::Rejoin rejoin(std::uint8_t id) {
   wire::Rejoin rejoin;
-  rejoin.id = rejoin.ticket = peer(id);
+  rejoin.id = peer(id);
+  rejoin.ticket = {rejoin.id.bytes};
   rejoin.record = record();
   rejoin.applied = 9;
   return rejoin;

@@ -41,10 +41,10 @@ Host::Host(World& world, NodeId node, const RankId& rank_id)
        --more)
     options.join.addresses.push_back(own);
   options.settings = world.settings;
-  options.join.ticket = options.join.id;
+  options.join.ticket = {options.join.id.bytes};
   if (world.options.machines > 0) {
     machine_ = static_cast<std::uint32_t>(world.random.below(world.options.machines));
-    if (world.random.chance(0.97)) memory_key_ = options.join.memory_key = world.new_id();
+    if (world.random.chance(0.97)) memory_key_ = options.join.memory_key = {world.new_id().bytes};
     if (!memory_key_.empty()) options.locality = memory_.options();
   }
   if (world.options.hidden > 0) {

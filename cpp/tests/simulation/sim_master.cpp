@@ -145,7 +145,7 @@ void MasterHost::expect_relay(const master::ExpectRelay& expected) {
 }
 
 // A node connects and sends this token.
-void MasterHost::open_relay(NodeId from, const PeerId& token, Through done) {
+void MasterHost::open_relay(NodeId from, const RelayToken& token, Through done) {
   const Duration delay =
       world_.random.duration(world_.network.slowness, 4 * world_.network.slowness);
   const Instant free = std::max({world_.now(), world_.network.blocked_until(from, kMasterNode),
@@ -161,7 +161,7 @@ void MasterHost::open_relay(NodeId from, const PeerId& token, Through done) {
   world_.timeline.at(free + delay + std::chrono::seconds(3), [once] { once(nullptr, 0); });
 }
 
-void MasterHost::put_through(NodeId from, const PeerId& token, Through done) {
+void MasterHost::put_through(NodeId from, const RelayToken& token, Through done) {
   const auto it = std::find_if(meetings_.begin(), meetings_.end(), [&](const Meeting& meeting) {
     return meeting.expected.token_of_one == token || meeting.expected.token_of_other == token;
   });
@@ -257,7 +257,6 @@ void MasterHost::measure(Host& by, wire::Message& message) {
 
 void MasterHost::hear_lie(const peer::Session& of) {
   wire::Rejoin lie = of.rejoin();
-  lie.id = lie.ticket = PeerId{};
   lie.id.bytes.fill(0xee);
   lie.ticket.bytes.fill(0xef);
   wire::Member self = lie.record.members.front();

@@ -97,7 +97,7 @@ void Memory::lay_out(const ReductionPtr& reduction) {
   }
 }
 
-void Memory::connect(const PeerId& peer, const PeerId& key) {
+void Memory::connect(const PeerId& peer, const MemoryKey& key) {
   world_.timeline.after(microseconds(world_.random.below(2000)), [this, peer, key] {
     Host* const other = world_.host_of(peer);
     const bool there = other != nullptr && other->alive() && other->machine() == host_.machine() &&

@@ -47,7 +47,7 @@ class Memory {
 
  private:
   friend class Host;
-  void connect(const PeerId& peer, const PeerId& key);
+  void connect(const PeerId& peer, const MemoryKey& key);
   void accepted(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
   void lose(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
   void deliver(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);

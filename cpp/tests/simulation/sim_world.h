@@ -52,7 +52,7 @@ class MasterHost {
   [[nodiscard]] bool quiet() const;  // no byte is in flight, to or from the master
   // `done` gets the connection and the node's side, or null.
   using Through = std::function<void(const ConnectionPtr&, int)>;
-  void open_relay(NodeId from, const PeerId& token, Through done);
+  void open_relay(NodeId from, const RelayToken& token, Through done);
   // A peer reports a later epoch than this member's, of that peer alone, and goes on with it.
   void hear_lie(const peer::Session& of);
   // Whether this master serves an epoch that never was.
@@ -65,7 +65,7 @@ class MasterHost {
     std::array<Through, 2> ends;
   };
   void expect_relay(const master::ExpectRelay& expected);
-  void put_through(NodeId from, const PeerId& token, Through done);
+  void put_through(NodeId from, const RelayToken& token, Through done);
   void end_relay(const master::EndRelay& end);
   struct Peer {
     ConnectionPtr connection;
@@ -201,7 +201,7 @@ class Host {
   [[nodiscard]] const peer::Engine& engine() const { return *engine_; }
   [[nodiscard]] Memory& memory() { return memory_; }
   [[nodiscard]] std::uint32_t machine() const { return machine_; }
-  [[nodiscard]] const PeerId& memory_key() const { return memory_key_; }
+  [[nodiscard]] const MemoryKey& memory_key() const { return memory_key_; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::string state() const;  // in two or three words
   [[nodiscard]] bool control_quiet() const { return control_ && control_->quiet(); }
@@ -276,7 +276,7 @@ class Host {
   bool ended_well_ = false;
   Instant ended_at_{};
   std::uint32_t machine_ = 0;
-  PeerId memory_key_;
+  MemoryKey memory_key_;
   Memory memory_{world_, *this};
   std::unique_ptr<peer::Engine> engine_;
   bool alive_ = true;

@@ -73,8 +73,9 @@ class Filler {
       T::fields(value, *this);
     }
   }
-  void fill(pccl::PeerId& id) {
-    for (std::uint8_t& part : id.bytes) part = byte();
+  template <class Kind>
+  void fill(pccl::Bits128<Kind>& bits) {
+    for (std::uint8_t& part : bits.bytes) part = byte();
   }
   void fill(std::string& text) {
     text.clear();
@@ -114,7 +115,8 @@ class Weigher {
   void add(const T& value) {
     if constexpr (!std::is_unsigned_v<T> && !wire::WireEnum<T>) T::fields(value, *this);
   }
-  void add(const pccl::PeerId&) {}
+  template <class Kind>
+  void add(const pccl::Bits128<Kind>&) {}
   void add(const std::string& text) { bytes += text.capacity(); }
   template <class T>
   void add(const std::vector<T>& list) {
@@ -440,10 +442,10 @@ std::tuple<Frames, Frames, std::uint32_t, std::string> link_read(
 }
 
 nb::bytes proof(nb::bytes bytes, const std::vector<std::uint64_t>& about) {
-  pccl::PeerId key;
+  pccl::HostKey key;
   if (bytes.size() != key.bytes.size()) throw nb::value_error("a key has 16 bytes");
   std::memcpy(key.bytes.data(), bytes.c_str(), key.bytes.size());
-  const pccl::PeerId made = pccl::digest::proof(key, about);
+  const pccl::Proof made = pccl::digest::proof(key, about);
   return nb::bytes(reinterpret_cast<const char*>(made.bytes.data()), made.bytes.size());
 }
 

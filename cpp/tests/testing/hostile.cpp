@@ -55,7 +55,7 @@ class Play {
       join.min_peers = members;
       join.waiting = true;
       join.addresses = {{"192.0.2.1", 1}};
-      join.ticket = join.id;
+      join.ticket = {join.id.bytes};
       if (id <= names.size()) join.name = names[id - 1U];
       master_->on_frame(id, {{master_->run(), 1, 0}, join}, now_);
     }
@@ -78,7 +78,7 @@ class Play {
     master_.emplace(options_, run + 1, 1);
     for (const wire::Member& member : record.members) {
       const std::uint8_t id = member.id.bytes[0];
-      wire::Rejoin rejoin{member.id, 0, record, applied, member.id};
+      wire::Rejoin rejoin{member.id, 0, record, applied, {member.id.bytes}};
       if (const auto other = relayed.find(id); other != relayed.end()) {
         rejoin.record.relayed.clear();
         for (const auto& [a, b] : other->second) rejoin.record.relayed.push_back({a, b});

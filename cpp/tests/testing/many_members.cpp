@@ -151,7 +151,7 @@ class ManyMembers final {
     std::vector<Said> said;
     for (const wire::Member& member : known.members) {
       const std::uint32_t number = number_of(member.id);
-      said.push_back({number, wire::Rejoin{member.id, 0, known, applied, member.id}, true});
+      said.push_back({number, wire::Rejoin{member.id, 0, known, applied, {member.id.bytes}}, true});
     }
     const auto [seconds, bytes] = hear(said);
     // One of them is asked for its log, which is empty as all members have applied it.
@@ -189,7 +189,8 @@ class ManyMembers final {
   Said join(std::uint32_t min_peers) {
     const std::uint32_t number = next_++;
     wire::Join join;
-    join.id = join.ticket = numbered(number);
+    join.id = numbered(number);
+    join.ticket = {join.id.bytes};
     join.min_peers = min_peers;
     join.waiting = true;
     join.addresses = {{"192.0.2.1", 48148}, {"2001:db8::1234:5678", 48148}};

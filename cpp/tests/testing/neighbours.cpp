@@ -41,7 +41,7 @@ std::pair<std::size_t, std::size_t> connect_at_once(std::size_t peers) {
   std::size_t down = 0;
   std::size_t up_there = 0;
   const auto self = pccl::PeerId::random();
-  const auto key = pccl::PeerId::random();
+  const auto key = pccl::HostKey::random();
   pccl::node::Neighbours listener(here, self, key, 0, counted(up, down));
   if (!listener.listen()) throw std::runtime_error("it cannot listen");
   std::vector<std::unique_ptr<pccl::node::Neighbours>> others;
@@ -70,7 +70,7 @@ std::vector<double> redial_pauses(const std::vector<double>& lasted) {
   pccl::peer::Locality locality(options, self);
   pccl::wire::Member other;
   other.id = pccl::PeerId::random();
-  other.memory_key = pccl::PeerId::random();
+  other.memory_key = pccl::MemoryKey::random();
   other.joined = 1;
   pccl::Instant now{std::chrono::hours(1)};
   locality.choose({other}, 2, now);

@@ -29,11 +29,13 @@ namespace wire = pccl::wire;
 
 namespace {
 
-pccl::PeerId id_of(const nb::bytes& bytes) {
-  pccl::PeerId id;
+template <class Kind = pccl::PeerIdKind>
+pccl::Bits128<Kind> id_of(const nb::bytes& bytes) {
+  pccl::Bits128<Kind> id;
   std::memcpy(id.bytes.data(), bytes.c_str(), std::min(bytes.size(), id.bytes.size()));
   return id;
 }
+pccl::RelayToken token_of(const nb::bytes& bytes) { return id_of<pccl::RelayTokenKind>(bytes); }
 
 class Desk {
  public:
@@ -41,13 +43,14 @@ class Desk {
 
   void expect(const nb::bytes& one, const nb::bytes& other, const nb::bytes& token_of_one,
               const nb::bytes& token_of_other) {
-    relays_.expect(id_of(one), id_of(other), id_of(token_of_one), id_of(token_of_other), now_);
+    relays_.expect(id_of(one), id_of(other), token_of(token_of_one), token_of(token_of_other),
+                   now_);
   }
   // Takes the descriptor over.
   bool enter(const nb::bytes& token, int descriptor) {
     const int own = pccl::open_descriptor([&] { return ::dup(descriptor); });
     ::close(descriptor);
-    return relays_.enter(id_of(token), std::make_unique<pccl::io::Socket>(context_, own), now_);
+    return relays_.enter(token_of(token), std::make_unique<pccl::io::Socket>(context_, own), now_);
   }
   void end(const nb::bytes& one, const nb::bytes& other) { relays_.end(id_of(one), id_of(other)); }
   // Advances the clock of tokens.

@@ -202,7 +202,7 @@ class Planner {
     for (std::uint8_t number = 1; number <= members; ++number) {
       wire::Join join;
       join.id = pccl::tests::peer(number);
-      join.ticket = join.id;
+      join.ticket = {join.id.bytes};
       join.min_peers = members;
       join.waiting = true;
       group_->add_candidate(number, join, {}, now_);
@@ -240,8 +240,9 @@ class Planner {
   void rebuild() {
     std::vector<master::Returned> reports;
     for (const wire::Member& member : group_->record().members) {
-      reports.emplace_back(member.id.bytes[0], wire::Rejoin{member.id, 0, group_->record(),
-                                                            group_->log().last(), member.id});
+      reports.emplace_back(
+          member.id.bytes[0],
+          wire::Rejoin{member.id, 0, group_->record(), group_->log().last(), {member.id.bytes}});
     }
     group_ = master::Group::rebuild(0, {}, around_, reports, {}, now_);
   }
