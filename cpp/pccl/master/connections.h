@@ -80,6 +80,17 @@ class Connections {
   void close(ConnectionId id);
   // Says why, and closes.
   void refuse(ConnectionId id, Code code, const std::string& reason);
+  // Closes the connections of the peers of this group, or of all groups if it is empty. They are in
+  // no group then. `say(id)` comes first.
+  template <class Say>
+  void part_from(std::optional<std::uint32_t> group, const Say& say) {
+    for (auto& [id, connection] : connections_) {
+      if (!connection.group || (group && connection.group != group)) continue;
+      say(id);
+      connection.group.reset();
+      close(id);
+    }
+  }
 
  private:
   const Options& options_;

@@ -179,17 +179,11 @@ void Restart::end_run_of_newcomers() {
                0,
                "members of the run that this address served before are back: it goes on, and what "
                "newcomers have begun meanwhile ends"});
-  for (auto& [id, connection] : connections_.all()) {
-    if (!connection.group) continue;
-    const bool entered = served_.member(id);
-    connection.group.reset();
-    if (entered) {
-      connections_.refuse(id, Code::evicted,
-                          "the members of the run that its master had served before are back");
-    } else {
-      connections_.close(id);
-    }
-  }
+  connections_.part_from({}, [&](ConnectionId id) {
+    if (!served_.member(id)) return;
+    connections_.refuse(id, Code::evicted,
+                        "the members of the run that its master had served before are back");
+  });
   for (const auto& [group, recovery] : std::exchange(returning_.recoveries, {})) {
     for (const Returned& one : recovery.reports)
       connections_.refuse(one.connection(), Code::evicted, kAnotherRun);

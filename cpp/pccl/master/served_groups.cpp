@@ -126,11 +126,7 @@ void ServedGroups::abandon(std::uint32_t group) {
                 ": this master gives it up: a majority of its members cannot be reached");
     run_.quiet_since = outbox_.now();
   }
-  for (auto& [id, connection] : connections_.all()) {
-    if (connection.group != group) continue;
-    connection.group.reset();
-    connections_.close(id);
-  }
+  connections_.part_from(group, [](ConnectionId) {});
   if (group < kFirstPair) abandoned_ = std::max(abandoned_, quorums_.at(group).term());
   erase(group);
 }

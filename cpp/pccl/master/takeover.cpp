@@ -52,11 +52,7 @@ void Takeover::check_quorums(Instant now) {
 // Forgets all groups. Their members go to the next master.
 void Takeover::step_down(const std::string& why) {
   outbox_.log("this master steps down: " + why);
-  for (auto& [id, connection] : connections_.all()) {
-    if (!connection.group) continue;
-    connection.group.reset();
-    connections_.close(id);
-  }
+  connections_.part_from({}, [](ConnectionId) {});
   served_.clear();
   run_.quiet_since = outbox_.now();
   run_.admission_paused = false;  // the master that takes over does not know of it
@@ -68,13 +64,10 @@ void Takeover::step_down(const std::string& why) {
 // Ends a run that has not begun, for one that has. False: this master is busy with another one.
 bool Takeover::give_way() {
   if (served_.begun(true) || !returning_.recoveries.empty()) return false;
-  for (auto& [id, connection] : connections_.all()) {
-    if (!connection.group) continue;
+  connections_.part_from({}, [&](ConnectionId id) {
     outbox_.log_rarely("members of another run return to this master; newcomers must wait");
-    connection.group.reset();
     connections_.send(id, run_.term, 0, wire::NotServing{true});
-    connections_.close(id);
-  }
+  });
   served_.clear();
   run_.admission_paused = false;  // it was of the run that has not begun
   return true;
