@@ -680,35 +680,29 @@ std::size_t Communicator::unfinished() {
   return runtime_ == nullptr ? 0 : runtime_->unfinished();
 }
 
-void Communicator::drain() {
+void Communicator::drop_in(const std::function<void(peer::Engine&)>& use) {
   const auto found = runtime();
   if (!found) return;
   const Limit limit;
   const Until until(limit);
   Visit visit(*found, until);
-  visit.engine().drain(clock_now());
+  use(visit.engine());
   visit.runtime().act();
+}
+
+void Communicator::drain() {
+  drop_in([](peer::Engine& engine) { engine.drain(clock_now()); });
 }
 
 void Communicator::expect_operation(Duration in, const measured::Announcement& announced) {
-  const auto found = runtime();
-  if (!found) return;
-  const Limit limit;
-  const Until until(limit);
-  Visit visit(*found, until);
-  const Instant now = clock_now();
-  visit.engine().expect_operation(now + in, announced, now);
-  visit.runtime().act();
+  drop_in([&](peer::Engine& engine) {
+    const Instant now = clock_now();
+    engine.expect_operation(now + in, announced, now);
+  });
 }
 
 void Communicator::wait_no_longer_than(const wire::Patience& patience) {
-  const auto found = runtime();
-  if (!found) return;
-  const Limit limit;
-  const Until until(limit);
-  Visit visit(*found, until);
-  visit.engine().wait_no_longer_than(patience, clock_now());
-  visit.runtime().act();
+  drop_in([&](peer::Engine& engine) { engine.wait_no_longer_than(patience, clock_now()); });
 }
 
 bool Communicator::draining() {

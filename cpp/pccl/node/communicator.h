@@ -161,6 +161,8 @@ class Communicator {
                     const std::function<void()>& reply = {});
   void await_end(Visit& visit, const peer::CallPtr& call);
   void decline_round(Visit& visit, wire::RoundKind kind, Code code);
+  // Runs `use` with the turn, unless this communicator is closed.
+  void drop_in(const std::function<void(peer::Engine&)>& use);
   Status await_standing(Visit& visit, const std::function<bool()>& done,
                         const std::function<void()>& remind);
   Status finish_own(Visit& visit);
