@@ -76,7 +76,7 @@ struct SegmentState {
   std::vector<bool> seen;     // by source
   std::uint32_t missing = 0;  // contributions still to come or, if one, to be combined
   bool arrived = false;       // final bytes are here
-  bool finished = false;      // ... and in place
+  bool finished = false;      // final bytes are in place
   std::uint32_t place = 0;    // index in its chunk
 };
 // Segments that wait to be sent to one peer.
@@ -104,24 +104,23 @@ struct Attempt {
   std::vector<SegmentState> segments;
   std::size_t unfinished = 0;  // segments without final bytes
   // By place in their chunks: the number of segments that this rank has yet to combine with
-  // contributions. `combining`: the first place where it is not 0.
+  // contributions.
   std::vector<std::uint32_t> to_combine;
-  std::uint32_t combining = 0;
+  std::uint32_t combining = 0;     // the first place where to_combine is not 0
   Buffer scratch;                  // results of in-place arrays until the commit
   std::vector<std::uint8_t*> out;  // by array: where results go
   std::vector<Buffer> partials;    // by segment, where apart() is true: until it is sent
-  // Only with quantization:
-  std::vector<CodedBytes> coded;  // by segment
-  std::vector<Buffer> results;    // by segment: encoded
-  std::vector<Buffer> residuals;  // by array: new ones, until the commit
-  bool straight = false;          // no ring: contributions to other hosts are encoded
-  bool regional = false;          // contributions are combined by regions
+  std::vector<CodedBytes> coded;   // quantized: by segment
+  std::vector<Buffer> results;     // quantized: by segment, encoded
+  std::vector<Buffer> residuals;   // quantized: by array, the new ones, until the commit
+  bool straight = false;           // quantized: no ring: contributions to other hosts are encoded
+  bool regional = false;           // quantized: contributions are combined by regions
   std::map<PeerId, Outlet> outlets;
   std::map<PeerId, std::uint32_t> ranks;
   std::vector<bool> awaited;  // by rank: it will send, and nothing has come from it yet
-  std::uint32_t unheard = 0;  // ranks of these
+  std::uint32_t unheard = 0;  // how many ranks are awaited
   std::map<PeerId, std::uint32_t> window;  // by contributor: segments that it may have in flight
-  // The same contributors: segments granted that have not arrived.
+  // By contributor with a window: segments granted that have not arrived.
   std::map<PeerId, std::uint32_t> granted;
   BytesMoved traffic;
 

@@ -25,9 +25,9 @@ struct ExecutorOptions {
   // For staged contributions, over all operations. Each contributor may always send one segment.
   std::uint64_t buffer_bytes = 256ULL << 20;
   // Contributions of an operation to one peer are sent without a grant if they have at most this
-  // many bytes ...
+  // many bytes, and fit into `eager_room`.
   std::uint32_t eager_bytes = 64 << 10;
-  // ... and all such bytes that the peer has not used yet stay within this room.
+  // All bytes that were sent to a peer without a grant, and which it has not used yet.
   std::uint64_t eager_room = 1 << 20;
 };
 
@@ -115,7 +115,8 @@ class Executor {
     bool asks = false;
     std::uint64_t attempt = 0;  // the newest of these frames
   };
-  // The same for all operations. Every peer has its own, so that peers do not affect each other.
+  // Frames of one peer for all operations that were not called here yet. Every peer has its own, so
+  // that peers do not affect each other.
   struct EarlyPeer {
     std::map<wire::OpKey, Early> operations;
     std::size_t frames = 0;

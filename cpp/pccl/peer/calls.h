@@ -213,14 +213,13 @@ class CallTable {
 
   Entries entries_;
   std::size_t unfinished_ = 0;
-  // Indices of entries.
-  std::set<std::pair<Instant, wire::OpKey>> due_;
-  std::vector<wire::OpKey> done_;
-  std::vector<CallPtr> gave_up_;  // until they are done
+  std::set<std::pair<Instant, wire::OpKey>> due_;  // entries by their `due`
+  std::vector<wire::OpKey> done_;                  // entries that are reported as done next
+  std::vector<CallPtr> gave_up_;  // calls whose callers gave up, until they are done
   std::uint64_t admission_ = 0;
-  std::uint64_t untagged_ = 0;  // the next number, as in tagged_ and rounds_
-  std::map<std::uint64_t, std::uint64_t> tagged_;
-  std::map<wire::RoundKind, std::uint64_t> rounds_;
+  std::uint64_t untagged_ = 0;                       // the next number without a tag
+  std::map<std::uint64_t, std::uint64_t> tagged_;    // the next number, by tag
+  std::map<wire::RoundKind, std::uint64_t> rounds_;  // the next number, by kind
   std::array<std::uint64_t, 22> taken_{};
 };
 

@@ -88,8 +88,8 @@ class ControlConnection {
   Duration patience_;
   std::uint32_t at_ = 0;
   std::uint32_t misses_ = 0;   // addresses in a row that did not let this peer in
-  bool failed_ = false;        // one of them in this turn was not reached
-  bool first_failed_ = false;  // it was the first address
+  bool failed_ = false;        // an address in this turn was not reached
+  bool first_failed_ = false;  // the first address was not reached in this turn
   // How many of the last addresses did not say that they will serve soon.
   std::uint32_t unserved_ = 0;
   Instant unserved_since_{};
@@ -107,7 +107,7 @@ class ControlConnection {
   Instant heard_{};
   Instant next_dial_{};
   std::uint32_t failures_ = 0;
-  std::string failure_;  // the reason of the latest one
+  std::string failure_;  // why the latest attempt failed
   std::uint32_t failed_at_ = 0;
 };
 
