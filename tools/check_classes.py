@@ -17,7 +17,9 @@ METHODS, MEMBERS = 60, 30
 # Class: (methods, data members, reason).
 EXCEPTIONS: dict[str, tuple[int, int, str]] = {}
 
-NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
+NO_CODE = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M
+)
 CLASS = re.compile(r"\b(?:class|struct)\s+(\w+)(?:\s+final)?(?:\s*:[^;{]*)?\s*\{")
 NEITHER = re.compile(
     r"^(?:public|private|protected)$|^(?:using|friend|typedef|enum|struct|class|union|template)\b"

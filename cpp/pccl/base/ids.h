@@ -41,7 +41,7 @@ using Ticket = Bits128<struct TicketKind>;
 using Seal = Bits128<struct SealKind>;
 // Neighbours that have it may share memory with the peer. All zero: it shares none.
 using MemoryKey = Bits128<struct MemoryKeyKind>;
-// What the neighbours prove to each other to know, and such a proof or its challenge.
+// The key that neighbours prove to each other to know, and such a proof or its challenge.
 using HostKey = Bits128<struct HostKeyKind>;
 using Proof = Bits128<struct ProofKind>;
 // One end of a connection through the master, which knows it by this. All zero: no relay.

@@ -10,8 +10,8 @@ std::uint32_t max_window(std::uint64_t segment_bytes) {
   return static_cast<std::uint32_t>(std::max<std::uint64_t>(64, kBytes / segment_bytes));
 }
 
-std::uint32_t Attempt::contribution_bytes(std::uint32_t segment, std::uint32_t from,
-                                          std::uint32_t to, bool accumulated) const {
+std::uint32_t RunningAttempt::contribution_bytes(std::uint32_t segment, std::uint32_t from,
+                                                 std::uint32_t to, bool accumulated) const {
   const Segment& cut = layout.segments[segment];
   if (is_coded(cut.chunk, from, to)) {
     const CodedBytes& bytes = coded[segment];
@@ -20,13 +20,13 @@ std::uint32_t Attempt::contribution_bytes(std::uint32_t segment, std::uint32_t f
   return accumulated ? cut.accumulated_bytes : cut.raw_bytes;
 }
 
-std::uint32_t Attempt::received_bytes(std::uint32_t segment, const Source& source) const {
+std::uint32_t RunningAttempt::received_bytes(std::uint32_t segment, const Source& source) const {
   if (spec.what.kind == Kind::all_to_all)
     return layout.segments[segment].raw_bytes * static_cast<std::uint32_t>(source.ranks.size());
   return contribution_bytes(segment, source.rank, spec.rank, source.accumulated);
 }
 
-std::uint32_t Attempt::contributed_bytes(std::uint32_t segment) const {
+std::uint32_t RunningAttempt::contributed_bytes(std::uint32_t segment) const {
   const Segment& cut = layout.segments[segment];
   const ChunkFlow& flow = schedule.chunks[cut.chunk];
   if (spec.what.kind != Kind::all_to_all)
@@ -36,11 +36,11 @@ std::uint32_t Attempt::contributed_bytes(std::uint32_t segment) const {
   return cut.raw_bytes * static_cast<std::uint32_t>(parts);
 }
 
-std::uint32_t Attempt::result_bytes(std::uint32_t segment) const {
+std::uint32_t RunningAttempt::result_bytes(std::uint32_t segment) const {
   return spec.quantization ? coded[segment].result : layout.segments[segment].raw_bytes;
 }
 
-std::uint32_t Attempt::source_index(std::uint32_t segment, const PeerId& from) const {
+std::uint32_t RunningAttempt::source_index(std::uint32_t segment, const PeerId& from) const {
   const auto rank = ranks.find(from);
   if (rank == ranks.end()) return kNoSource;
   const auto& sources = schedule.chunks[layout.segments[segment].chunk].sources;
@@ -50,7 +50,7 @@ std::uint32_t Attempt::source_index(std::uint32_t segment, const PeerId& from) c
   return kNoSource;
 }
 
-std::uint64_t Attempt::unasked_bytes_from(std::uint32_t rank) const {
+std::uint64_t RunningAttempt::unasked_bytes_from(std::uint32_t rank) const {
   std::uint64_t bytes = 0;
   for (std::uint32_t index = 0; index < layout.segments.size(); ++index) {
     const Segment& segment = layout.segments[index];
@@ -63,21 +63,21 @@ std::uint64_t Attempt::unasked_bytes_from(std::uint32_t rank) const {
   return bytes;
 }
 
-const std::uint8_t* Attempt::own_at(std::uint32_t chunk, const Piece& piece) const {
+const std::uint8_t* RunningAttempt::own_at(std::uint32_t chunk, const Piece& piece) const {
   const ArrayRef& array = spec.arrays[piece.array];
   const bool parts = scatters(spec.what.kind);
   const std::uint64_t first = piece.first + (parts ? chunk * array.count : 0);
   return static_cast<const std::uint8_t*>(array.send) + first * element_size(array.dtype);
 }
 
-std::uint8_t* Attempt::result_at(std::uint32_t from, const Piece& piece) const {
+std::uint8_t* RunningAttempt::result_at(std::uint32_t from, const Piece& piece) const {
   const ArrayRef& array = spec.arrays[piece.array];
   const bool parts = gathers(spec.what.kind);
   const std::uint64_t first = piece.first + (parts ? from * array.count : 0);
   return out[piece.array] + first * element_size(array.dtype);
 }
 
-bool Attempt::is_coded(std::uint32_t chunk, std::uint32_t from, std::uint32_t to) const {
+bool RunningAttempt::is_coded(std::uint32_t chunk, std::uint32_t from, std::uint32_t to) const {
   if (!spec.quantization || !straight) return false;
   // By regions, contributions are also combined between sender and owner.
   if (to != chunk && !regional) return false;
@@ -85,15 +85,15 @@ bool Attempt::is_coded(std::uint32_t chunk, std::uint32_t from, std::uint32_t to
   return hosts.empty() || hosts[from] != hosts[to];
 }
 
-void Attempt::result_memory(const Segment& segment, std::uint32_t from,
-                            link::Placement& placement) const {
+void RunningAttempt::result_memory(const Segment& segment, std::uint32_t from,
+                                   link::Placement& placement) const {
   for (const Piece& piece : layout.pieces_of(segment)) {
     const std::size_t element = element_size(spec.arrays[piece.array].dtype);
     placement.where.push_back(link::vec(result_at(from, piece), piece.count * element));
   }
 }
 
-bool Attempt::sendable(const Outlet& outlet) const {
+bool RunningAttempt::sendable(const Outlet& outlet) const {
   if (!outlet.finals.empty()) return !results_first() || outlet.eager || outlet.credit > 0;
   if (outlet.partials.empty() || (!outlet.eager && outlet.credit == 0)) return false;
   const auto [place, index] = *outlet.partials.begin();

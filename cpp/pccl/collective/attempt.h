@@ -67,17 +67,17 @@ inline constexpr std::uint32_t kNoSource = std::numeric_limits<std::uint32_t>::m
 // The most segments in a window, and how many a rank may be ahead of what it combines.
 [[nodiscard]] std::uint32_t max_window(std::uint64_t segment_bytes);
 
-struct Held {
+struct HeldContribution {
   std::uint32_t source = 0;  // index into the flow's sources
   Buffer buffer;
 };
 struct SegmentState {
-  std::vector<Held> held;     // contributions that wait for others
-  std::vector<bool> seen;     // by source
-  std::uint32_t missing = 0;  // contributions still to come or, if one, to be combined
-  bool arrived = false;       // final bytes are here
-  bool finished = false;      // final bytes are in place
-  std::uint32_t place = 0;    // index in its chunk
+  std::vector<HeldContribution> held;  // contributions that wait for others
+  std::vector<bool> seen;              // by source
+  std::uint32_t missing = 0;           // contributions still to come or, if one, to be combined
+  bool arrived = false;                // final bytes are here
+  bool finished = false;               // final bytes are in place
+  std::uint32_t place = 0;             // index in its chunk
 };
 // Segments that wait to be sent to one peer.
 struct Outlet {
@@ -96,7 +96,7 @@ struct CodedBytes {
   std::uint32_t accumulated = 0;  // a partial result
   std::uint32_t result = 0;
 };
-struct Attempt {
+struct RunningAttempt {
   OperationSpec spec;
   std::uint64_t token = 0;
   Schedule schedule;

@@ -49,7 +49,7 @@ std::uint64_t seed_of(const wire::OpKey& key, std::uint32_t rank, std::uint32_t 
 
 }  // namespace
 
-void prepare_codes(BufferPool& pool, Attempt& attempt) {
+void prepare_codes(BufferPool& pool, RunningAttempt& attempt) {
   const OperationSpec& spec = attempt.spec;
   const Layout& layout = attempt.layout;
   for (const Segment& segment : layout.segments) {
@@ -87,7 +87,7 @@ void prepare_codes(BufferPool& pool, Attempt& attempt) {
   }
 }
 
-Buffer encode_contribution(BufferPool& pool, Attempt& attempt, std::uint32_t index,
+Buffer encode_contribution(BufferPool& pool, RunningAttempt& attempt, std::uint32_t index,
                            bool accumulated) {
   const OperationSpec& spec = attempt.spec;
   const Segment& segment = attempt.layout.segments[index];
@@ -141,7 +141,7 @@ Buffer encode_contribution(BufferPool& pool, Attempt& attempt, std::uint32_t ind
   return buffer;
 }
 
-Buffer decode_contribution(BufferPool& pool, const Attempt& attempt, std::uint32_t index,
+Buffer decode_contribution(BufferPool& pool, const RunningAttempt& attempt, std::uint32_t index,
                            const Buffer& from, bool accumulated) {
   const OperationSpec& spec = attempt.spec;
   const Segment& segment = attempt.layout.segments[index];
@@ -171,7 +171,7 @@ Buffer decode_contribution(BufferPool& pool, const Attempt& attempt, std::uint32
   return values;
 }
 
-void combine_coded(BufferPool& pool, Attempt& attempt, std::uint32_t index) {
+void combine_coded(BufferPool& pool, RunningAttempt& attempt, std::uint32_t index) {
   const OperationSpec& spec = attempt.spec;
   const Segment& segment = attempt.layout.segments[index];
   SegmentState& state = attempt.segments[index];
@@ -187,10 +187,12 @@ void combine_coded(BufferPool& pool, Attempt& attempt, std::uint32_t index) {
   std::size_t wide_at = 0;
   std::size_t coded_raw_at = 0;
   std::size_t coded_wide_at = 0;
-  const auto is_coded = [&](const Held& held) {
+  const auto is_coded = [&](const HeldContribution& held) {
     return attempt.is_coded(segment.chunk, flow.sources[held.source].rank, spec.rank);
   };
-  const auto is_wide = [&](const Held& held) { return flow.sources[held.source].accumulated; };
+  const auto is_wide = [&](const HeldContribution& held) {
+    return flow.sources[held.source].accumulated;
+  };
   std::vector<reduce::Contribution> contributions(state.held.size());
   for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
     const Piece& piece = attempt.layout.pieces[segment.first_piece + p];
@@ -202,7 +204,7 @@ void combine_coded(BufferPool& pool, Attempt& attempt, std::uint32_t index) {
     std::uint8_t* result = attempt.result_at(segment.chunk, piece);
     const std::size_t codes =
         exact(array) ? 0 : reduce::coded_size(spec.quantization, work, piece.count);
-    const auto place = [&](const Held& held) {
+    const auto place = [&](const HeldContribution& held) {
       const std::size_t raw = is_coded(held) ? coded_raw_at : raw_at;
       const std::size_t accumulated = is_coded(held) ? coded_wide_at : wide_at;
       return held.buffer.data() + (is_wide(held) ? accumulated : raw);
@@ -224,7 +226,7 @@ void combine_coded(BufferPool& pool, Attempt& attempt, std::uint32_t index) {
           const reduce::Contribution left{residual, true};
           reduce::reduce(work, ReduceOp::sum, sum.data(), {&left, 1}, 0, sum.data(), n);
         }
-        for (const Held& held : state.held) {
+        for (const HeldContribution& held : state.held) {
           const std::uint8_t* from = place(held);
           if (is_coded(held)) {
             reduce::decode(spec.quantization, work, from, first, n, piece.count, values.data());
@@ -263,7 +265,7 @@ void combine_coded(BufferPool& pool, Attempt& attempt, std::uint32_t index) {
   if (!flow.final_to.empty()) attempt.results[index] = std::move(buffer);
 }
 
-void decode_result(Attempt& attempt, std::uint32_t index, const Buffer& from) {
+void decode_result(RunningAttempt& attempt, std::uint32_t index, const Buffer& from) {
   const OperationSpec& spec = attempt.spec;
   const Segment& segment = attempt.layout.segments[index];
   const std::size_t step = step_of(spec.quantization);

@@ -15,18 +15,18 @@
 namespace pccl::collective {
 
 // The lengths of all segments, and the residuals that are added before encoding.
-void prepare_codes(BufferPool& pool, Attempt& attempt);
+void prepare_codes(BufferPool& pool, RunningAttempt& attempt);
 // Encodes this rank's elements or, if `accumulated`, its partial result.
-[[nodiscard]] Buffer encode_contribution(BufferPool& pool, Attempt& attempt, std::uint32_t segment,
-                                         bool accumulated);
+[[nodiscard]] Buffer encode_contribution(BufferPool& pool, RunningAttempt& attempt,
+                                         std::uint32_t segment, bool accumulated);
 // Decodes a contribution to the accumulation type.
-[[nodiscard]] Buffer decode_contribution(BufferPool& pool, const Attempt& attempt,
+[[nodiscard]] Buffer decode_contribution(BufferPool& pool, const RunningAttempt& attempt,
                                          std::uint32_t segment, const Buffer& from,
                                          bool accumulated);
 // Combines a segment that this rank owns, and encodes the result. REQUIRES: all contributions are
 // here.
-void combine_coded(BufferPool& pool, Attempt& attempt, std::uint32_t segment);
+void combine_coded(BufferPool& pool, RunningAttempt& attempt, std::uint32_t segment);
 // Decodes a result to its place.
-void decode_result(Attempt& attempt, std::uint32_t segment, const Buffer& from);
+void decode_result(RunningAttempt& attempt, std::uint32_t segment, const Buffer& from);
 
 }  // namespace pccl::collective

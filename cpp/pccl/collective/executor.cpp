@@ -20,7 +20,7 @@ constexpr std::size_t kCopyPart = std::size_t{2} << 20;  // of a result that is 
 
 // -- sizes and look-ups
 
-Attempt* Executor::find(const wire::OpKey& key) {
+RunningAttempt* Executor::find(const wire::OpKey& key) {
   const auto it = attempts_.find(key);
   return it == attempts_.end() ? nullptr : it->second.get();
 }
@@ -28,8 +28,8 @@ Attempt* Executor::find(const wire::OpKey& key) {
 // -- starting and ending
 
 Status Executor::start(OperationSpec spec) {
-  auto owned = std::make_unique<Attempt>();
-  Attempt& attempt = *owned;
+  auto owned = std::make_unique<RunningAttempt>();
+  RunningAttempt& attempt = *owned;
   attempt.spec = std::move(spec);
   attempt.token = ++next_token_;
   const wire::OpKey key = attempt.spec.key;
@@ -60,7 +60,7 @@ Status Executor::start(OperationSpec spec) {
   return {};
 }
 
-void Executor::prepare(Attempt& attempt) {
+void Executor::prepare(RunningAttempt& attempt) {
   const OperationSpec& spec = attempt.spec;
   const wire::EpochRecord& world = *spec.world;
   const Kind kind = spec.what.kind;
@@ -147,14 +147,14 @@ void Executor::prepare(Attempt& attempt) {
   }
 }
 
-void Executor::await(Attempt& attempt, std::uint32_t rank) {
+void Executor::await(RunningAttempt& attempt, std::uint32_t rank) {
   if (attempt.awaited[rank]) return;
   attempt.awaited[rank] = true;
   ++attempt.unheard;
 }
 
 // A payload of that rank arrives.
-void Executor::hear(Attempt& attempt, std::uint32_t rank) {
+void Executor::hear(RunningAttempt& attempt, std::uint32_t rank) {
   if (!attempt.awaited[rank]) return;
   attempt.awaited[rank] = false;
   if (--attempt.unheard == 0) events_.met.push_back(attempt.spec.key);
@@ -163,7 +163,7 @@ void Executor::hear(Attempt& attempt, std::uint32_t rank) {
 BytesMoved Executor::cancel(const wire::OpKey& key) {
   const auto it = attempts_.find(key);
   if (it == attempts_.end()) return {};
-  Attempt& attempt = *it->second;
+  RunningAttempt& attempt = *it->second;
   for (const auto& [peer, rank] : attempt.ranks) {
     if (rank == attempt.spec.rank) continue;
     const auto port = ports_.find(peer);
@@ -186,7 +186,7 @@ BytesMoved Executor::cancel(const wire::OpKey& key) {
 BytesMoved Executor::commit(const wire::OpKey& key) {
   const auto it = attempts_.find(key);
   if (it == attempts_.end()) return {};
-  const Attempt& attempt = *it->second;
+  const RunningAttempt& attempt = *it->second;
   for (std::size_t i = 0; i < attempt.spec.arrays.size(); ++i) {
     const ArrayRef& array = attempt.spec.arrays[i];
     if (attempt.out[i] == array.recv || array.count == 0) continue;
@@ -241,17 +241,17 @@ void Executor::combine() {
     std::vector<Ready> ready = std::exchange(ready_, {});
     // An operation may have ended meanwhile.
     std::erase_if(ready, [&](const Ready& each) {
-      const Attempt* attempt = find(each.key);
+      const RunningAttempt* attempt = find(each.key);
       return attempt == nullptr || attempt->token != each.token;
     });
     std::size_t bytes = 0;
     for (const Ready& each : ready) {
-      const Attempt& attempt = *find(each.key);
+      const RunningAttempt& attempt = *find(each.key);
       const bool in_place = attempt.segments[each.segment].arrived && !each.final;
       bytes += in_place ? 0 : attempt.layout.segments[each.segment].raw_bytes;
     }
     const auto work = [&](std::size_t i) {
-      Attempt& attempt = *find(ready[i].key);
+      RunningAttempt& attempt = *find(ready[i].key);
       if (attempt.segments[ready[i].segment].arrived) {
         place_final(attempt, ready[i].segment, ready[i].final);
       } else {
@@ -268,19 +268,20 @@ void Executor::combine() {
 }
 
 // Combines the contributions to a segment with this rank's elements. REQUIRES: all are here.
-void Executor::combine(Attempt& attempt, std::uint32_t index) {
+void Executor::combine(RunningAttempt& attempt, std::uint32_t index) {
   const Segment& segment = attempt.layout.segments[index];
   SegmentState& state = attempt.segments[index];
   const ChunkFlow& flow = attempt.schedule.chunks[segment.chunk];
   const OperationSpec& spec = attempt.spec;
   const unsigned divisor = flow.owner() ? static_cast<unsigned>(spec.world->members.size()) : 0;
-  std::sort(state.held.begin(), state.held.end(),
-            [](const Held& a, const Held& b) { return a.source < b.source; });
+  std::sort(
+      state.held.begin(), state.held.end(),
+      [](const HeldContribution& a, const HeldContribution& b) { return a.source < b.source; });
   if (spec.what.kind == Kind::all_to_all) return append(attempt, index);
   if (spec.quantization && flow.owner()) return combine_coded(*pool_, attempt, index);
   // By contribution: whether it is combined in the accumulation type. Codes are decoded to it.
   std::vector<bool> is_wide;
-  for (Held& held : state.held) {
+  for (HeldContribution& held : state.held) {
     const Source& source = flow.sources[held.source];
     const bool codes = attempt.is_coded(segment.chunk, source.rank, spec.rank);
     if (codes)
@@ -313,7 +314,7 @@ void Executor::combine(Attempt& attempt, std::uint32_t index) {
 
 // The same for an all-to-all: appends the contributions to this rank's elements or, for the owner,
 // puts them into the parts of the result.
-void Executor::append(Attempt& attempt, std::uint32_t index) {
+void Executor::append(RunningAttempt& attempt, std::uint32_t index) {
   const Segment& segment = attempt.layout.segments[index];
   const ChunkFlow& flow = attempt.schedule.chunks[segment.chunk];
   const std::uint32_t rank = attempt.spec.rank;
@@ -331,7 +332,7 @@ void Executor::append(Attempt& attempt, std::uint32_t index) {
       copy(partial.data() + at, attempt.own_at(segment.chunk, piece), bytes);
     });
     std::size_t end = segment.raw_bytes;
-    for (const Held& held : attempt.segments[index].held) {
+    for (const HeldContribution& held : attempt.segments[index].held) {
       const std::size_t bytes = attempt.received_bytes(index, flow.sources[held.source]);
       copy(partial.data() + end, held.buffer.data(), bytes);
       end += bytes;
@@ -341,7 +342,7 @@ void Executor::append(Attempt& attempt, std::uint32_t index) {
   each_piece([&](const Piece& piece, std::size_t, std::size_t bytes) {
     copy(attempt.result_at(rank, piece), attempt.own_at(segment.chunk, piece), bytes);
   });
-  for (const Held& held : attempt.segments[index].held) {
+  for (const HeldContribution& held : attempt.segments[index].held) {
     if (!held.buffer) continue;  // it was received in its place
     std::size_t from = 0;
     for (const std::uint32_t other : flow.sources[held.source].ranks) {
@@ -354,7 +355,7 @@ void Executor::append(Attempt& attempt, std::uint32_t index) {
 }
 
 // Follows combine() and place_final(): others get the segment, or send the next one.
-void Executor::pass_on(Attempt& attempt, Ready& ready) {
+void Executor::pass_on(RunningAttempt& attempt, Ready& ready) {
   const std::uint32_t index = ready.segment;
   SegmentState& state = attempt.segments[index];
   const ChunkFlow& flow = attempt.schedule.chunks[attempt.layout.segments[index].chunk];
@@ -382,7 +383,7 @@ void Executor::pass_on(Attempt& attempt, Ready& ready) {
 }
 
 // Copies the final bytes of a segment to the memory of its pieces.
-void Executor::scatter(Attempt& attempt, std::uint32_t index, const Buffer& from) {
+void Executor::scatter(RunningAttempt& attempt, std::uint32_t index, const Buffer& from) {
   const Segment& segment = attempt.layout.segments[index];
   std::size_t at = 0;
   for (const Piece& piece : attempt.layout.pieces_of(segment)) {
@@ -393,7 +394,7 @@ void Executor::scatter(Attempt& attempt, std::uint32_t index, const Buffer& from
 }
 
 // A segment's final bytes have arrived, in `from` or, if that is empty, in their result memory.
-void Executor::final_bytes(Attempt& attempt, std::uint32_t index, Buffer from) {
+void Executor::final_bytes(RunningAttempt& attempt, std::uint32_t index, Buffer from) {
   // A second copy may arrive on another stripe. Keep the first: frames may be reading it.
   SegmentState& state = attempt.segments[index];
   if (state.arrived) return;
@@ -401,7 +402,7 @@ void Executor::final_bytes(Attempt& attempt, std::uint32_t index, Buffer from) {
   ready_.push_back({attempt.spec.key, attempt.token, index, std::move(from)});
 }
 
-void Executor::place_final(Attempt& attempt, std::uint32_t index, const Buffer& from) {
+void Executor::place_final(RunningAttempt& attempt, std::uint32_t index, const Buffer& from) {
   if (attempt.spec.quantization) {
     decode_result(attempt, index, from);
   } else if (from) {
@@ -409,7 +410,7 @@ void Executor::place_final(Attempt& attempt, std::uint32_t index, const Buffer& 
   }
 }
 
-void Executor::segment_final(Attempt& attempt, std::uint32_t index) {
+void Executor::segment_final(RunningAttempt& attempt, std::uint32_t index) {
   SegmentState& state = attempt.segments[index];
   if (state.finished) return;
   state.finished = true;
@@ -420,7 +421,7 @@ void Executor::segment_final(Attempt& attempt, std::uint32_t index) {
   }
 }
 
-void Executor::contribution(Attempt& attempt, std::uint32_t index, std::uint32_t source,
+void Executor::contribution(RunningAttempt& attempt, std::uint32_t index, std::uint32_t source,
                             Buffer buffer) {
   SegmentState& state = attempt.segments[index];
   if (state.seen[source]) return;
@@ -437,7 +438,7 @@ void Executor::contribution(Attempt& attempt, std::uint32_t index, std::uint32_t
 
 // Grants contributions to this rank. Those of few bytes come without a grant, unless their sender
 // has asked for one.
-void Executor::post_receives(Attempt& attempt) {
+void Executor::post_receives(RunningAttempt& attempt) {
   std::set<std::uint32_t> contributors;
   // By rank: whether its contributions wait here for others, so that a window bounds their memory.
   std::map<std::uint32_t, bool> staged;
@@ -480,7 +481,7 @@ void Executor::post_receives(Attempt& attempt) {
   }
 }
 
-void Executor::grant(Attempt& attempt, const PeerId& to, std::uint32_t credit) {
+void Executor::grant(RunningAttempt& attempt, const PeerId& to, std::uint32_t credit) {
   const auto granted = attempt.granted.find(to);
   if (credit == kUnlimited) {
     attempt.granted.erase(to);
@@ -497,7 +498,7 @@ void Executor::send_control(const PeerId& to, const link::FrameHeader& header) {
   links_.wake(to);
 }
 
-void Executor::offer(Attempt& attempt, const PeerId& to, std::uint32_t segment, bool final) {
+void Executor::offer(RunningAttempt& attempt, const PeerId& to, std::uint32_t segment, bool final) {
   Outlet& outlet = attempt.outlets[to];
   if (final) {
     outlet.finals.push_back(segment);
@@ -508,7 +509,7 @@ void Executor::offer(Attempt& attempt, const PeerId& to, std::uint32_t segment, 
 }
 
 // Counts a segment as combined. Segments of later places may become sendable.
-void Executor::combined(Attempt& attempt, std::uint32_t segment) {
+void Executor::combined(RunningAttempt& attempt, std::uint32_t segment) {
   const std::uint32_t before = attempt.combining;
   --attempt.to_combine[attempt.segments[segment].place];
   while (attempt.combining < attempt.to_combine.size() &&
@@ -519,7 +520,7 @@ void Executor::combined(Attempt& attempt, std::uint32_t segment) {
   for (auto& [peer, outlet] : attempt.outlets) queue_turn(peer, attempt, outlet);
 }
 
-void Executor::queue_turn(const PeerId& to, Attempt& attempt, Outlet& outlet) {
+void Executor::queue_turn(const PeerId& to, RunningAttempt& attempt, Outlet& outlet) {
   if (!attempt.sendable(outlet)) return;
   if (!outlet.queued) {
     outlet.queued = true;
@@ -545,7 +546,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
   while (!port.turn.empty()) {
     const wire::OpKey key = port.turn.front();
     port.turn.pop_front();
-    Attempt* attempt = find(key);
+    RunningAttempt* attempt = find(key);
     if (attempt == nullptr) continue;
     Outlet& outlet = attempt->outlets[to];
     outlet.queued = false;

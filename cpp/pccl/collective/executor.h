@@ -122,34 +122,35 @@ class Executor {
     std::size_t frames = 0;
   };
 
-  void prepare(Attempt& attempt);
+  void prepare(RunningAttempt& attempt);
   // Segments are independent: these four touch memory of theirs alone.
-  void combine(Attempt& attempt, std::uint32_t segment);
-  void append(Attempt& attempt, std::uint32_t segment);
-  void scatter(Attempt& attempt, std::uint32_t segment, const Buffer& from);
-  void place_final(Attempt& attempt, std::uint32_t segment, const Buffer& from);
-  void pass_on(Attempt& attempt, Ready& ready);
-  void segment_final(Attempt& attempt, std::uint32_t segment);
-  void contribution(Attempt& attempt, std::uint32_t segment, std::uint32_t source, Buffer buffer);
-  void offer(Attempt& attempt, const PeerId& to, std::uint32_t segment, bool final);
-  void post_receives(Attempt& attempt);
-  void grant(Attempt& attempt, const PeerId& to, std::uint32_t credit);
-  void await(Attempt& attempt, std::uint32_t rank);
-  void hear(Attempt& attempt, std::uint32_t rank);
+  void combine(RunningAttempt& attempt, std::uint32_t segment);
+  void append(RunningAttempt& attempt, std::uint32_t segment);
+  void scatter(RunningAttempt& attempt, std::uint32_t segment, const Buffer& from);
+  void place_final(RunningAttempt& attempt, std::uint32_t segment, const Buffer& from);
+  void pass_on(RunningAttempt& attempt, Ready& ready);
+  void segment_final(RunningAttempt& attempt, std::uint32_t segment);
+  void contribution(RunningAttempt& attempt, std::uint32_t segment, std::uint32_t source,
+                    Buffer buffer);
+  void offer(RunningAttempt& attempt, const PeerId& to, std::uint32_t segment, bool final);
+  void post_receives(RunningAttempt& attempt);
+  void grant(RunningAttempt& attempt, const PeerId& to, std::uint32_t credit);
+  void await(RunningAttempt& attempt, std::uint32_t rank);
+  void hear(RunningAttempt& attempt, std::uint32_t rank);
   [[nodiscard]] Early& early_for(const PeerId& from, const link::FrameHeader& header);
   [[nodiscard]] bool room_for_early(const PeerId& from, const wire::OpKey& key) const;
   void forget_frames(const PeerId& from, const Early& early);
-  void use_early(Attempt& attempt);
-  void use_early(Attempt& attempt, const PeerId& from, EarlyFrame& frame);
+  void use_early(RunningAttempt& attempt);
+  void use_early(RunningAttempt& attempt, const PeerId& from, EarlyFrame& frame);
   void ungrant(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
   void drop_early(const wire::OpKey& key);
   void eager_consumed(const PeerId& from, std::uint64_t bytes);
   void unkeep(const PeerId& from, std::uint64_t bytes);
-  void combined(Attempt& attempt, std::uint32_t segment);
-  void queue_turn(const PeerId& to, Attempt& attempt, Outlet& outlet);
+  void combined(RunningAttempt& attempt, std::uint32_t segment);
+  void queue_turn(const PeerId& to, RunningAttempt& attempt, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
-  void final_bytes(Attempt& attempt, std::uint32_t segment, Buffer from);
-  [[nodiscard]] Attempt* find(const wire::OpKey& key);
+  void final_bytes(RunningAttempt& attempt, std::uint32_t segment, Buffer from);
+  [[nodiscard]] RunningAttempt* find(const wire::OpKey& key);
 
   static constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
   // The sum of two credits; kUnlimited stays that.
@@ -168,7 +169,7 @@ class Executor {
   std::uint64_t admission_ = 0;
   std::uint64_t next_token_ = 0;
   std::uint64_t granted_bytes_ = 0;
-  std::map<wire::OpKey, std::unique_ptr<Attempt>> attempts_;
+  std::map<wire::OpKey, std::unique_ptr<RunningAttempt>> attempts_;
   std::map<PeerId, EarlyPeer> early_;
   std::map<PeerId, Port> ports_;
 };

@@ -53,7 +53,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     return placement;
   }
   if (header.attempt < abort_floor_ || header.key.admission != admission_) return drain();
-  Attempt* attempt = find(header.key);
+  RunningAttempt* attempt = find(header.key);
   if (attempt == nullptr) {
     if (called) return drain();
     if (header.final && !header.eager)
@@ -135,7 +135,7 @@ void Executor::unkeep(const PeerId& from, std::uint64_t bytes) {
 
 Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
                          Buffer buffer, bool called) {
-  Attempt* attempt = find(header.key);
+  RunningAttempt* attempt = find(header.key);
   if (token == 0) {
     // The frame was placed before the operation was called here. By now it may be running, or over.
     if (header.attempt < abort_floor_ || header.key.admission != admission_ ||
@@ -164,7 +164,7 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
 
 // Takes back the use of a grant: the contribution was placed but will not be complete.
 void Executor::ungrant(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
-  Attempt* attempt = find(header.key);
+  RunningAttempt* attempt = find(header.key);
   if (header.final || attempt == nullptr || attempt->token != token) return;
   const auto granted = attempt->granted.find(from);
   if (granted != attempt->granted.end()) granted->second = plus(granted->second, 1);
@@ -216,7 +216,7 @@ Executor::Early& Executor::early_for(const PeerId& from, const link::FrameHeader
 }
 
 // Uses the frames that arrived before the operation was called here.
-void Executor::use_early(Attempt& attempt) {
+void Executor::use_early(RunningAttempt& attempt) {
   std::vector<std::pair<PeerId, Early>> all;
   for (auto& [peer, said] : early_) {
     const auto it = said.operations.find(attempt.spec.key);
@@ -236,7 +236,7 @@ void Executor::use_early(Attempt& attempt) {
     for (EarlyFrame& frame : early.frames) use_early(attempt, peer, frame);
 }
 
-void Executor::use_early(Attempt& attempt, const PeerId& from, EarlyFrame& frame) {
+void Executor::use_early(RunningAttempt& attempt, const PeerId& from, EarlyFrame& frame) {
   const link::FrameHeader& header = frame.header;
   if (header.signature != attempt.spec.signature) {
     events_.disagreement = true;
@@ -275,7 +275,7 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header, bo
     // The attempt is over, or its epoch has not reached this peer yet.
     if (header.attempt <= epoch_) return {};
   }
-  Attempt* attempt = find(header.key);
+  RunningAttempt* attempt = find(header.key);
   if (attempt == nullptr || attempt->spec.attempt < header.attempt) {
     if (attempt == nullptr && header.attempt <= epoch_ && called) return {};
     if (!room_for_early(from, header.key))

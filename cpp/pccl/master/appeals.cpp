@@ -24,7 +24,7 @@ bool Takeover::foreign(std::uint32_t group, const Seat& seat) const {
          !seats_of(served_.find(group)->record()).contains(seat);
 }
 
-void Takeover::appeal(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+void Takeover::appeal(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin,
                       Instant now) {
   Returned returned(id, rejoin);
   if (!returning_.admit(returned)) return;
@@ -61,7 +61,7 @@ void Takeover::hear_appeals(std::uint32_t group, Instant now) {
   if (gives_way) step_down("more members have come from another epoch than this master has");
   for (const Returned& report : appeals.reports) {
     const ConnectionId id = report.connection();
-    Connection* const connection = connections_.open(id);
+    ControlPeer* const connection = connections_.open(id);
     if (connection == nullptr) continue;
     if (served && !gives_way && now - connection->since < kAppealTime) {
       returning_.appeals[group].reports.push_back(report);

@@ -10,7 +10,7 @@
 
 namespace pccl::master {
 
-void Operators::on_command(ConnectionId id, Connection& connection, const wire::Command& command,
+void Operators::on_command(ConnectionId id, ControlPeer& connection, const wire::Command& command,
                            Instant now) {
   if (++connection.inquiries > kMaxInquiries || !commands_.take(kCommands, now))
     return connections_.refuse(id, Code::refused, "too many commands; try again later");

@@ -26,17 +26,17 @@ std::vector<wire::LogEntry> AskedLog::log() const {
 }
 
 void Connections::add(ConnectionId id, const std::string& address) {
-  Connection& made = connections_[id];
+  ControlPeer& made = connections_[id];
   made.address = address;
   made.since = outbox_.now();
 }
 
-const Connection* Connections::find(ConnectionId id) const {
+const ControlPeer* Connections::find(ConnectionId id) const {
   const auto it = connections_.find(id);
   return it == connections_.end() ? nullptr : &it->second;
 }
 
-Connection* Connections::open(ConnectionId id) {
+ControlPeer* Connections::open(ConnectionId id) {
   const auto it = connections_.find(id);
   return it == connections_.end() || it->second.closing ? nullptr : &it->second;
 }
@@ -54,14 +54,14 @@ void Connections::send(ConnectionId to, std::uint32_t term, std::uint64_t collec
 }
 
 void Connections::close(ConnectionId id) {
-  Connection* const connection = open(id);
+  ControlPeer* const connection = open(id);
   if (connection == nullptr) return;
   connection->closing = true;
   outbox_.add(Close{id});
 }
 
 void Connections::refuse(ConnectionId id, Code code, const std::string& reason) {
-  const Connection* const connection = open(id);
+  const ControlPeer* const connection = open(id);
   if (connection == nullptr) return;
   // A peer ignores a term below the one that it has followed.
   send(id, std::max(run_.term, connection->term), 0, wire::Refused{code, reason});

@@ -42,7 +42,8 @@ struct AskedLog {
   [[nodiscard]] std::vector<wire::LogEntry> log() const;
 };
 
-struct Connection {
+// The peer at a control connection.
+struct ControlPeer {
   std::string address;                 // the remote one, without port
   Instant since{};                     // the handshake timeout counts from here
   std::optional<std::uint32_t> group;  // the peer is in this group, which the master serves
@@ -66,14 +67,14 @@ class Connections {
 
   void add(ConnectionId id, const std::string& address);
   void erase(ConnectionId id) { connections_.erase(id); }
-  [[nodiscard]] std::map<ConnectionId, Connection>& all() { return connections_; }
-  [[nodiscard]] const std::map<ConnectionId, Connection>& all() const { return connections_; }
-  [[nodiscard]] Connection& at(ConnectionId id) { return connections_.at(id); }
-  [[nodiscard]] const Connection& at(ConnectionId id) const { return connections_.at(id); }
+  [[nodiscard]] std::map<ConnectionId, ControlPeer>& all() { return connections_; }
+  [[nodiscard]] const std::map<ConnectionId, ControlPeer>& all() const { return connections_; }
+  [[nodiscard]] ControlPeer& at(ConnectionId id) { return connections_.at(id); }
+  [[nodiscard]] const ControlPeer& at(ConnectionId id) const { return connections_.at(id); }
   // Null: the connection is unknown.
-  [[nodiscard]] const Connection* find(ConnectionId id) const;
+  [[nodiscard]] const ControlPeer* find(ConnectionId id) const;
   // Null: the connection is unknown or closing.
-  [[nodiscard]] Connection* open(ConnectionId id);
+  [[nodiscard]] ControlPeer* open(ConnectionId id);
 
   void send(ConnectionId to, std::uint32_t term, std::uint64_t collected,
             const wire::Message& message);
@@ -96,7 +97,7 @@ class Connections {
   const Options& options_;
   const ServedRun& run_;
   Outbox& outbox_;
-  std::map<ConnectionId, Connection> connections_;
+  std::map<ConnectionId, ControlPeer> connections_;
 };
 
 }  // namespace pccl::master

@@ -17,7 +17,7 @@ constexpr std::size_t kMaxShown = 16;  // members in an answer
 // Whether `address`, as the master sees it, denotes the same host for this member. (A member that
 // connects by loopback is on the master's host.)
 bool Inquiries::may_try(ConnectionId member, const std::string& address) const {
-  const Connection* const connection = connections_.find(member);
+  const ControlPeer* const connection = connections_.find(member);
   if (connection == nullptr) return false;
   const wire::Reach theirs = wire::reach_of(connection->address);
   switch (wire::reach_of(address)) {
@@ -33,7 +33,7 @@ bool Inquiries::may_try(ConnectionId member, const std::string& address) const {
   return false;
 }
 
-void Inquiries::on_inquiry(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
+void Inquiries::on_inquiry(ConnectionId id, ControlPeer& connection, const wire::Inquiry& inquiry,
                            Instant now) {
   if (connection.question != 0)
     return connections_.refuse(id, Code::refused, "one question at a time");

@@ -18,7 +18,7 @@ class Inquiries {
 
   // The master and the members try only the address from which the question comes, once per
   // connection and a few at a time. So no peer can use the run to scan for open ports.
-  void on_inquiry(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
+  void on_inquiry(ConnectionId id, ControlPeer& connection, const wire::Inquiry& inquiry,
                   Instant now);
   // The master's own attempt to reach the peer of a connection has ended.
   void on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now);

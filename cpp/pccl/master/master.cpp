@@ -6,7 +6,7 @@
 namespace pccl::master {
 
 bool Master::anonymous(ConnectionId id) const {
-  const Connection* const connection = connections_.find(id);
+  const ControlPeer* const connection = connections_.find(id);
   return connection == nullptr || (!connection->group && !connection->recovers);
 }
 
@@ -17,7 +17,7 @@ bool Master::departed(const PeerId& peer) const {
 }
 
 bool Master::may_be_long(ConnectionId id) const {
-  const Connection* const connection = connections_.find(id);
+  const ControlPeer* const connection = connections_.find(id);
   if (connection == nullptr) return false;
   // A promise has an epoch.
   const bool promises = connection->recovers && !options_.place.alone();
@@ -53,7 +53,7 @@ void Master::on_connect(ConnectionId id, const std::string& address, Instant now
 
 void Master::on_disconnect(ConnectionId id, Instant now) {
   outbox_.at(now);
-  const Connection* const connection = connections_.find(id);
+  const ControlPeer* const connection = connections_.find(id);
   if (connection == nullptr) return;
   const std::optional<std::uint32_t> group = connection->group;
   inquiries_.forget(connection->question);
@@ -69,7 +69,7 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
 
 void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
   outbox_.at(now);
-  const Connection* const connection = connections_.open(id);
+  const ControlPeer* const connection = connections_.open(id);
   if (connection == nullptr) return;
   outbox_.log_rarely("connection from " + connection->address + " refused: " + error.reason);
   if (connection->group) {
@@ -92,7 +92,7 @@ void Master::on_tried(ConnectionId for_whom, bool reached, const std::string& re
 
 void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
   outbox_.at(now);
-  Connection* const connection = connections_.open(id);
+  ControlPeer* const connection = connections_.open(id);
   if (connection == nullptr) return;
   if (connection->group) {
     hear_peer(id, *connection, frame, now);
@@ -102,7 +102,7 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
 }
 
 // A message of a peer to its group.
-void Master::hear_peer(ConnectionId id, Connection& connection, const wire::Frame& frame,
+void Master::hear_peer(ConnectionId id, ControlPeer& connection, const wire::Frame& frame,
                        Instant now) {
   if (frame.envelope.run != run_.id)
     return on_garbage(id, {Code::refused, "a message of another run"}, now);
@@ -122,7 +122,7 @@ void Master::hear_peer(ConnectionId id, Connection& connection, const wire::Fram
 }
 
 // Several masters: what a peer says before it is in a group. False: no such message.
-bool Master::hear_several(ConnectionId id, Connection& connection, const wire::Frame& frame,
+bool Master::hear_several(ConnectionId id, ControlPeer& connection, const wire::Frame& frame,
                           Instant now) {
   const bool joins = std::holds_alternative<wire::Join>(frame.message);
   const bool returns = std::holds_alternative<wire::Rejoin>(frame.message);
@@ -142,7 +142,7 @@ bool Master::hear_several(ConnectionId id, Connection& connection, const wire::F
   return true;
 }
 
-void Master::hear_first(ConnectionId id, Connection& connection, const wire::Frame& frame,
+void Master::hear_first(ConnectionId id, ControlPeer& connection, const wire::Frame& frame,
                         Instant now) {
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
     if (restart_.must_wait(frame.envelope.run, first->group, now)) return connections_.close(id);
@@ -171,7 +171,7 @@ void Master::hear_first(ConnectionId id, Connection& connection, const wire::Fra
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin"}, now);
 }
 
-void Master::join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now) {
+void Master::join(ConnectionId id, ControlPeer& connection, const wire::Join& join, Instant now) {
   const std::string why_not = served_.has_room(join.group) ? replicas_.objection(join) : "";
   if (!why_not.empty()) return connections_.refuse(id, Code::refused, why_not);
   served_.join(id, connection, join, now);

@@ -65,11 +65,11 @@ class Master final : private Surroundings {
 
  private:
   // -- messages
-  void hear_peer(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
-  void hear_first(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
-  [[nodiscard]] bool hear_several(ConnectionId id, Connection& connection, const wire::Frame& frame,
-                                  Instant now);
-  void join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now);
+  void hear_peer(ConnectionId id, ControlPeer& connection, const wire::Frame& frame, Instant now);
+  void hear_first(ConnectionId id, ControlPeer& connection, const wire::Frame& frame, Instant now);
+  [[nodiscard]] bool hear_several(ConnectionId id, ControlPeer& connection,
+                                  const wire::Frame& frame, Instant now);
+  void join(ConnectionId id, ControlPeer& connection, const wire::Join& join, Instant now);
 
   // -- consequences
   void recover_if_ready(std::uint32_t group, Instant now);

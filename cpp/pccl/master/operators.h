@@ -14,10 +14,10 @@ class Operators {
             ServedGroups& served)
       : options_(options), run_(run), connections_(connections), outbox_(outbox), served_(served) {}
 
-  void on_question(ConnectionId id, Connection& connection, Instant now);
-  void on_command(ConnectionId id, Connection& connection, const wire::Command& command,
+  void on_question(ConnectionId id, ControlPeer& connection, Instant now);
+  void on_command(ConnectionId id, ControlPeer& connection, const wire::Command& command,
                   Instant now);
-  // Of the run: what the tables of its groups know.
+  // The status of the run: the facts that the tables of its groups have.
   [[nodiscard]] wire::RunStatus status(Instant now) const;
 
  private:

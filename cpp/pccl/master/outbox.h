@@ -1,4 +1,4 @@
-// What the master wants done, in order, and the lines of its log.
+// The actions that the master wants done, in order, and the lines of its log.
 #pragma once
 
 #include <optional>

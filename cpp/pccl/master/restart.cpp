@@ -18,7 +18,7 @@ constexpr const char* kAnotherRun = "this master serves another run";
 
 }  // namespace
 
-void Restart::on_rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
+void Restart::on_rejoin(ConnectionId id, ControlPeer& connection, const wire::Frame& frame,
                         Instant now) {
   const auto& rejoin = std::get<wire::Rejoin>(frame.message);
   const auto refuse = [&](const std::string& why) { connections_.refuse(id, Code::evicted, why); };
@@ -82,14 +82,14 @@ void Restart::rebuild_if_ready(std::uint32_t group, Instant now) {
   }
   if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
   const Returned& best = newest(recovery.reports);
-  Connection& source = connections_.at(best.connection());
+  ControlPeer& source = connections_.at(best.connection());
   if (!source.asked) return returning_.ask_for_log(best.connection(), source, best.rejoin(), now);
   if (!source.asked->complete) return;
   const std::vector<wire::LogEntry> entries = source.asked->log();
   const std::vector<Returned> reports = std::move(it->second.reports);
   returning_.recoveries.erase(it);
   for (const Returned& one : reports) {
-    Connection& connection = connections_.at(one.connection());
+    ControlPeer& connection = connections_.at(one.connection());
     connection.group = group;
     connection.recovers = false;
     connection.asked.reset();
@@ -117,7 +117,7 @@ bool Restart::may_still_return(Instant now) const {
   return run_.id == run_.own && now - outbox_.began() < options_.reconnect_timeout;
 }
 
-void Restart::keep_former(ConnectionId id, Connection& connection, Returned report,
+void Restart::keep_former(ConnectionId id, ControlPeer& connection, Returned report,
                           const wire::Envelope& envelope, Instant now) {
   if (!returning_.admit(report)) return;
   std::erase_if(returning_.formers, [&](const auto& item) {  // it has returned before: see add()
@@ -161,7 +161,7 @@ void Restart::settle_formers(Instant now) {
   if (!back && !alone && may_still_return(now)) return;
   if (back && !alone) end_run_of_newcomers();
   for (const auto& [id, former] : std::exchange(returning_.formers, {})) {
-    Connection* const connection = connections_.open(id);
+    ControlPeer* const connection = connections_.open(id);
     if (connection == nullptr) continue;
     connection->recovers = false;
     if (alone || former.envelope.run == back) {

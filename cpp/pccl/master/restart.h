@@ -25,7 +25,7 @@ class Restart {
         replicas_(replicas),
         around_(around) {}
 
-  void on_rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  void on_rejoin(ConnectionId id, ControlPeer& connection, const wire::Frame& frame, Instant now);
   // Whether a newcomer of run `run` has to come again: its members may be on their way to here, or
   // its group is being rebuilt.
   [[nodiscard]] bool must_wait(std::uint64_t run, std::uint32_t group, Instant now) const;
@@ -37,7 +37,7 @@ class Restart {
 
  private:
   [[nodiscard]] bool may_still_return(Instant now) const;
-  void keep_former(ConnectionId id, Connection& connection, Returned report,
+  void keep_former(ConnectionId id, ControlPeer& connection, Returned report,
                    const wire::Envelope& envelope, Instant now);
   [[nodiscard]] std::optional<std::uint64_t> run_that_is_back() const;
   void end_run_of_newcomers();

@@ -114,7 +114,7 @@ void Returning::forget_run() {
 
 // -- logs
 
-void Returning::return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+void Returning::return_to(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin,
                           const std::vector<wire::LogEntry>* log, Instant now) {
   const Quorum* const quorum = served_.quorum(rejoin.group);
   connection.group = rejoin.group;
@@ -136,7 +136,7 @@ void Returning::return_to(ConnectionId id, Connection& connection, const wire::R
   }
 }
 
-void Returning::ask_for_log(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+void Returning::ask_for_log(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin,
                             Instant now) {
   Returned report(id, rejoin);
   const auto recovery = recoveries.find(rejoin.group);
@@ -153,7 +153,7 @@ void Returning::ask_for_log(ConnectionId id, Connection& connection, const wire:
   connections_.send(id, term, 0, wire::RequestLog{});
 }
 
-bool Returning::on_log_part(ConnectionId id, Connection& connection, const wire::LogPart& part,
+bool Returning::on_log_part(ConnectionId id, ControlPeer& connection, const wire::LogPart& part,
                             Instant now) {
   AskedLog& asked = *connection.asked;
   const std::uint32_t group = asked.group;

@@ -61,14 +61,14 @@ class Returning {
 
   // -- logs
   // A member returns to a group that this master serves. `log`: its answer to RequestLog, or null.
-  void return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+  void return_to(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin,
                  const std::vector<wire::LogEntry>* log, Instant now);
   // A member has one deadline for its log, however often it returns: the others wait for it.
-  void ask_for_log(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+  void ask_for_log(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin,
                    Instant now);
   // REQUIRES: the log was asked for. True: the recovery of its group may be ready now.
-  [[nodiscard]] bool on_log_part(ConnectionId id, Connection& connection, const wire::LogPart& part,
-                                 Instant now);
+  [[nodiscard]] bool on_log_part(ConnectionId id, ControlPeer& connection,
+                                 const wire::LogPart& part, Instant now);
 
   std::map<std::uint32_t, Recovery> recoveries;  // by group: this master does not serve it
   std::map<std::uint32_t, Recovery> appeals;     // by group: this master serves it without them

@@ -25,12 +25,12 @@ const Quorum* ServedGroups::quorum(std::uint32_t group) const {
 
 Quorum* ServedGroups::quorum_of(ConnectionId id) {
   if (quorums_.empty()) return nullptr;
-  const Connection* const connection = connections_.find(id);
+  const ControlPeer* const connection = connections_.find(id);
   return connection == nullptr || !connection->group ? nullptr : quorum(*connection->group);
 }
 
 bool ServedGroups::member(ConnectionId id) const {
-  const Connection* const connection = connections_.find(id);
+  const ControlPeer* const connection = connections_.find(id);
   if (connection == nullptr || !connection->group) return false;
   const Group* const known = find(*connection->group);
   return known != nullptr && !known->member_on(id).empty();
@@ -86,7 +86,7 @@ Group& ServedGroups::group_for(std::uint32_t id) {
   return *group;
 }
 
-void ServedGroups::join(ConnectionId id, Connection& connection, const wire::Join& join,
+void ServedGroups::join(ConnectionId id, ControlPeer& connection, const wire::Join& join,
                         Instant now) {
   if (!has_room(join.group)) return connections_.refuse(id, Code::refused, "too many groups");
   wire::Join seen = join;
@@ -188,7 +188,7 @@ std::set<Seat> ServedGroups::voters(std::uint32_t group, const Quorum& quorum) c
   return seats;
 }
 
-void ServedGroups::hear_vote(const Connection& connection, const wire::Frame& frame) {
+void ServedGroups::hear_vote(const ControlPeer& connection, const wire::Frame& frame) {
   Quorum* const votes = quorum(*connection.group);
   if (votes == nullptr) return;
   if (std::holds_alternative<wire::Leave>(frame.message)) votes->left(connection.seat);
@@ -198,7 +198,7 @@ void ServedGroups::hear_vote(const Connection& connection, const wire::Frame& fr
 }
 
 void ServedGroups::propose_to(ConnectionId id, const Quorum& quorum) {
-  const Connection* const connection = connections_.open(id);
+  const ControlPeer* const connection = connections_.open(id);
   if (connection == nullptr || quorum.proposal() == nullptr || !quorum.accepts(connection->seat))
     return;
   connections_.send(id, quorum.term(), 0, wire::Propose{*quorum.proposal()});

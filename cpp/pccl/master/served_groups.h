@@ -44,7 +44,7 @@ class ServedGroups {
   // Whether the group exists or may begin. Keeps empty groups for late peers while there is room.
   [[nodiscard]] bool has_room(std::uint32_t group);
   // The peer becomes a newcomer of its group.
-  void join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now);
+  void join(ConnectionId id, ControlPeer& connection, const wire::Join& join, Instant now);
   void put(std::uint32_t group, std::unique_ptr<Group> made) { groups_[group] = std::move(made); }
   // The quorum of a group that is taken over, and put next.
   void put(std::uint32_t group, Quorum quorum);
@@ -70,7 +70,7 @@ class ServedGroups {
   void appended(std::uint32_t group, const wire::LogEntry& entry);
   // The acceptors that are connected.
   [[nodiscard]] std::set<Seat> voters(std::uint32_t group, const Quorum& quorum) const;
-  void hear_vote(const Connection& connection, const wire::Frame& frame);
+  void hear_vote(const ControlPeer& connection, const wire::Frame& frame);
   void propose_to(ConnectionId id, const Quorum& quorum);
   // Proposes what is new, and sends what has been decided.
   void settle(Instant now);

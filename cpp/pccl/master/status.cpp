@@ -196,7 +196,7 @@ wire::RunStatus Operators::status(Instant now) const {
   return status;
 }
 
-void Operators::on_question(ConnectionId id, Connection& connection, Instant now) {
+void Operators::on_question(ConnectionId id, ControlPeer& connection, Instant now) {
   // An answer is far longer than a question.
   if (++connection.inquiries > kMaxInquiries || !questions_.take(kStatusQuestions, now))
     return connections_.refuse(id, Code::refused,

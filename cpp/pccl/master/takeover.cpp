@@ -75,7 +75,7 @@ bool Takeover::give_way() {
 
 // -- newcomers
 
-void Takeover::on_join(ConnectionId id, Connection& connection, const wire::Frame& frame,
+void Takeover::on_join(ConnectionId id, ControlPeer& connection, const wire::Frame& frame,
                        Instant now) {
   const auto& first = std::get<wire::Join>(frame.message);
   if (first.ranks_per_replica > 0)
@@ -116,7 +116,7 @@ void Takeover::on_join(ConnectionId id, Connection& connection, const wire::Fram
 
 // A peer that was admitted and does not know it has a vote on the epoch that removes it again. It
 // gets the log up to there. False: it is no such peer.
-bool Takeover::let_vote(ConnectionId id, Connection& connection, const wire::Join& first) {
+bool Takeover::let_vote(ConnectionId id, ControlPeer& connection, const wire::Join& first) {
   const Quorum* const quorum = served_.quorum(first.group);
   const Group* const group = served_.find(first.group);
   if (quorum == nullptr || group == nullptr) return false;
@@ -152,7 +152,7 @@ bool Takeover::let_vote(ConnectionId id, Connection& connection, const wire::Joi
 
 // -- returning members
 
-void Takeover::on_rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
+void Takeover::on_rejoin(ConnectionId id, ControlPeer& connection, const wire::Frame& frame,
                          Instant now) {
   const auto& rejoin = std::get<wire::Rejoin>(frame.message);
   if (const Status sound = check(rejoin, options_); !sound)
@@ -246,7 +246,7 @@ bool Takeover::wanted(const Recovery& recovery, const Seat& seat) const {
   });
 }
 
-void Takeover::ask_promise(ConnectionId id, Connection& connection, const Recovery& recovery) {
+void Takeover::ask_promise(ConnectionId id, ControlPeer& connection, const Recovery& recovery) {
   connection.promise.reset();
   connection.term = recovery.term;
   connections_.send(id, recovery.term, 0, wire::AskPromise{});
@@ -272,7 +272,7 @@ void Takeover::ask_promises(std::uint32_t group, Recovery& recovery, Instant now
   for (const auto& [seat, id] : seats) ask_promise(id, connections_.at(id), recovery);
 }
 
-void Takeover::on_promise(ConnectionId id, Connection& connection, const wire::Frame& frame,
+void Takeover::on_promise(ConnectionId id, ControlPeer& connection, const wire::Frame& frame,
                           Instant now) {
   const auto& promise = std::get<wire::Promise>(frame.message);
   for (auto& [group, recovery] : returning_.recoveries) {
@@ -365,7 +365,7 @@ void Takeover::consider(std::uint32_t group, Recovery& recovery, Instant now) {
     const auto& record = std::get<wire::EpochRecord>(base->proposed->what);
     if (record.members.empty()) return end_with(group, record);
   }
-  Connection& source = connections_.at(base->source);
+  ControlPeer& source = connections_.at(base->source);
   if (!source.asked) return returning_.ask_for_log(base->source, source, base->last, now);
   if (!source.asked->complete) return;
   take_over(group, *base, now);
@@ -410,7 +410,7 @@ void Takeover::take_over(std::uint32_t group, const Base& base, Instant now) {
   run_.quiet_since = now;  // members of other groups may be on their way
   std::vector<std::pair<ConnectionId, wire::Join>> newcomers;
   for (const auto& [seat, id] : seats) {
-    Connection& connection = connections_.at(id);
+    ControlPeer& connection = connections_.at(id);
     connection.recovers = false;
     connection.asked.reset();
     connection.promise.reset();
@@ -445,7 +445,7 @@ void Takeover::take_over(std::uint32_t group, const Base& base, Instant now) {
   served_.put(group, std::move(rebuilt));
   made.begin_term();
   for (const auto& [id, first] : newcomers) {
-    Connection* const connection = connections_.open(id);
+    ControlPeer* const connection = connections_.open(id);
     if (connection != nullptr && !let_vote(id, *connection, first))
       served_.join(id, *connection, first, now);
   }

@@ -30,9 +30,9 @@ class Takeover {
         around_(around) {}
 
   // -- the first messages of a connection
-  void on_join(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
-  void on_rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
-  void on_promise(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  void on_join(ConnectionId id, ControlPeer& connection, const wire::Frame& frame, Instant now);
+  void on_rejoin(ConnectionId id, ControlPeer& connection, const wire::Frame& frame, Instant now);
+  void on_promise(ConnectionId id, ControlPeer& connection, const wire::Frame& frame, Instant now);
 
   // -- time
   // Abandons groups, or steps down, where a majority cannot be reached.
@@ -43,7 +43,7 @@ class Takeover {
 
  private:
   // -- newcomers
-  bool let_vote(ConnectionId id, Connection& connection, const wire::Join& first);
+  bool let_vote(ConnectionId id, ControlPeer& connection, const wire::Join& first);
 
   // -- standing back
   [[nodiscard]] bool give_way();
@@ -55,7 +55,7 @@ class Takeover {
   [[nodiscard]] std::vector<Reporter> reporters(const Recovery& recovery) const;
   [[nodiscard]] std::set<Seat> promised_newcomers() const;
   [[nodiscard]] bool wanted(const Recovery& recovery, const Seat& seat) const;
-  void ask_promise(ConnectionId id, Connection& connection, const Recovery& recovery);
+  void ask_promise(ConnectionId id, ControlPeer& connection, const Recovery& recovery);
   void ask_promises(std::uint32_t group, Recovery& recovery, Instant now);
 
   // -- the takeover
@@ -68,7 +68,7 @@ class Takeover {
 
   // -- appeals: appeals.cpp
   [[nodiscard]] bool foreign(std::uint32_t group, const Seat& seat) const;
-  void appeal(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin, Instant now);
+  void appeal(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin, Instant now);
   void hear_appeals(std::uint32_t group, Instant now);
   [[nodiscard]] bool outnumbered(std::uint32_t group, const Recovery& appeals) const;
 
