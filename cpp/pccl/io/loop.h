@@ -77,10 +77,10 @@ class LoopDriver {
   std::condition_variable changed_;     // callers that sleep in wait()
   std::condition_variable background_;  // the background thread
   bool held_ = false;                   // a thread has the turn
-  bool polling_ = false;                // ... and is inside the loop
-  bool woken_ = false;                  // ... and was woken to leave it
+  bool polling_ = false;                // the thread with the turn is inside the loop
+  bool woken_ = false;                  // the thread inside the loop was woken to leave it
   bool parked_ = false;                 // the background thread sleeps until it is woken
-  bool dozing_ = false;                 // ... sleeps longer, since callers come and go
+  bool dozing_ = false;  // the background thread sleeps longer, since callers come and go
   bool stopping_ = false;
   unsigned visits_ = 0;              // since the background thread last looked
   std::atomic<unsigned> wanted_{0};  // threads in take(); changed under the lock

@@ -47,9 +47,9 @@ inline constexpr std::size_t kPageBytes = 4096;
 inline constexpr std::uint64_t kReported = 1;     // the master knows the operation
 inline constexpr std::uint64_t kInPlace = 2;      // results stay in scratch memory until the commit
 inline constexpr std::uint64_t kSharedSends = 4;  // others can read the input arrays directly
-inline constexpr std::uint64_t kSharedRecvs = 8;  // ... and the result arrays
+inline constexpr std::uint64_t kSharedRecvs = 8;  // others can read the result arrays directly
 inline constexpr std::uint64_t kNoArrays = 16;    // it cannot map arrays of others
-inline constexpr std::uint64_t kNoScratch = 32;   // ... or their scratch memory
+inline constexpr std::uint64_t kNoScratch = 32;   // it cannot map scratch memory of others
 
 // The place of an array in memory that its owner has offered. It is announced instead of the
 // array's elements.

@@ -92,8 +92,8 @@ struct LocalOptions {
   // The longest wait for a call of rank 0 that was not made here, while other calls wait.
   Duration patience = std::chrono::milliseconds(1);
   std::uint32_t inline_bytes = 4 << 10;          // up to here every rank reads all inputs
-  std::uint32_t segment_bytes = 128 << 10;       // of blocks of larger ones, at most
-  std::uint32_t least_segment_bytes = 32 << 10;  // ... at least, unless a share is less
+  std::uint32_t segment_bytes = 128 << 10;       // the most of a block of larger ones
+  std::uint32_t least_segment_bytes = 32 << 10;  // the least of a block, unless a share is less
   unsigned cores = 1;                            // with more ranks, waiting yields
   int moves = 64;                                // in one step; the simulator makes one at a time
 };

@@ -21,9 +21,9 @@ struct JoinOptions {
   PeerId id;
   std::uint32_t group = 0;
   std::uint32_t min_peers = 1;
-  bool waiting = true;      // ask for admission on joining
-  bool start_only = false;  // ... unless the group has started already; then request_admission()
-                            // asks (simple API)
+  bool waiting = true;  // ask for admission on joining
+  // Simple API: `waiting` holds only until the group has started. Then Admission::request() asks.
+  bool start_only = false;
   std::vector<wire::Address> addresses;
   std::string software;
   std::uint32_t order = 0xffffffff;  // of ranks among the founders of the group
