@@ -158,6 +158,25 @@ def test_a_build_from_source_uses_the_openssl_of_the_system() -> None:
     assert not bundled
 
 
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("c++", "cmake"))), reason="needs a compiler and cmake"
+)
+def test_a_build_for_a_big_endian_processor_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    toolchain = tmp_path / "toolchain.cmake"
+    toolchain.write_text(
+        "set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_CXX_COMPILER_FORCED TRUE)\n"
+        "set(CMAKE_CXX_ABI_COMPILED TRUE)\nset(CMAKE_CXX_BYTE_ORDER BIG_ENDIAN)\n"
+    )
+    configure = ["cmake", "-S", ROOT, "-B", tmp_path, f"-DCMAKE_TOOLCHAIN_FILE={toolchain}"]
+    big = ["-U__BYTE_ORDER__", "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__"]
+    header = ["-x", "c++", ROOT / "cpp/pccl/base/dtype.h"]
+    compile_it = ["c++", "-std=c++20", "-fsyntax-only", *big, *header]
+    for command in (configure, compile_it):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        assert "pccl needs a little-endian processor" in done.stderr
+
+
 def test_the_changelog_has_a_section_for_the_version() -> None:
     version = importlib.metadata.version(DISTRIBUTION)
     changelog = (ROOT / "docs" / "changelog.md").read_text()

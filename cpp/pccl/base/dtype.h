@@ -2,10 +2,16 @@
 // (docs/guide/from-pypccl.md).
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 namespace pccl {
+
+// Elements travel as the bytes that are in memory, and nothing on the wire names their order.
+static_assert(std::endian::native == std::endian::little,
+              "pccl needs a little-endian processor: members exchange elements as they are in "
+              "memory, so one of another byte order would give them wrong numbers");
 
 enum class DataType : std::uint8_t {
   uint8 = 0,
