@@ -1,5 +1,5 @@
-// Sockets with names of files would be left behind by a killed process, and POSIX does not tell a
-// process which user is at the other end.
+// Channels serve shared memory alone, which these systems do not have here: see shared_memory.cpp.
+// Sockets with names of files would be left behind by a killed process.
 #include "pccl/os/channel.h"
 
 #include <cerrno>
