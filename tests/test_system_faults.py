@@ -1,4 +1,4 @@
-"""Faults of the system under a peer: late name servers, and no room for descriptors."""
+"""Faults of the system under a peer: late name servers, no room for descriptors or memory."""
 
 from __future__ import annotations
 
@@ -88,3 +88,20 @@ def test_a_neighbour_for_which_the_loop_has_no_room_is_reached_otherwise(
     ]
     for peer in peers:
         assert peer.expect("reduced")["size"] == 2
+
+
+# The first access to such memory would end the process by SIGBUS.
+@pytest.mark.env(PCCL_SHM="1")
+def test_where_memory_is_counted_shared_memory_is_refused_before_it_is_used(
+    run: Run, faulty: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mode").write_text("2\n")
+    full = str(tmp_path / "mode")
+    peers = [
+        run.peer(system_faults.reduce_once, PCCL_MIN_PEERS="2", LD_PRELOAD=faulty, TEST_FULL=full)
+        for _ in range(2)
+    ]
+    for peer in peers:
+        assert peer.expect("reduced")["size"] == 2
+        sentence = "no shared memory (reserving shared memory: No space left on device)"
+        assert f"{sentence}: reducing over TCP" in peer.stderr()

@@ -67,6 +67,10 @@ Result<RegionPtr> make_region(std::size_t size, Access others) {
     return error;
   };
   if (::ftruncate(descriptor, static_cast<off_t>(size)) != 0) return give_up("ftruncate");
+  if (const int error = os::reserve(descriptor, size); error != 0) {
+    errno = error;
+    return give_up("reserving shared memory");
+  }
   void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (at == MAP_FAILED) return give_up("mmap");
   os::keep_from_children(at, size);

@@ -14,6 +14,11 @@ namespace pccl::os {
 // A new empty file without a name, closed by exec. -1: errno.
 [[nodiscard]] int open_shared_memory();
 
+// Takes the memory for a file of that size now, where the system promises no more memory than it
+// has. It would otherwise find out at the first access that there is none, and end the process
+// (SIGBUS). Elsewhere it does nothing. Returns 0, or the error's number: ENOSPC.
+[[nodiscard]] int reserve(int descriptor, std::size_t size);
+
 // Fixes the file's size for ever and, with `writes`, forbids all later mappings that can write. -1:
 // errno.
 [[nodiscard]] int seal(int descriptor, bool writes);

@@ -1,9 +1,12 @@
-/* Preloaded into a peer: name servers that answer late, and an event loop that has no room. */
+/* Preloaded into a peer: name servers that answer late, an event loop that has no room, and a system
+ * that promises no more memory than it has. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -46,4 +49,23 @@ int epoll_ctl(int loop, int what, int descriptor, struct epoll_event *event) {
     }
   }
   return real(loop, what, descriptor, event);
+}
+
+/* TEST_FULL: the system counts all memory (mode 2), and has none left for files. */
+int open(const char *path, int flags, ...) {
+  int (*real)(const char *, int, ...);
+  *(void **)&real = dlsym(RTLD_NEXT, "open");
+  const char *full = getenv("TEST_FULL");
+  if (full != NULL && strcmp(path, "/proc/sys/vm/overcommit_memory") == 0) path = full;
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  return real(path, flags, mode);
+}
+
+int posix_fallocate(int descriptor, off_t at, off_t size) {
+  int (*real)(int, off_t, off_t);
+  *(void **)&real = dlsym(RTLD_NEXT, "posix_fallocate");
+  return getenv("TEST_FULL") != NULL ? ENOSPC : real(descriptor, at, size);
 }

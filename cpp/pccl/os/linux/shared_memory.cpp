@@ -26,6 +26,17 @@ std::size_t huge_page() {
   return page / sizeof(std::uint64_t) * page;
 }
 
+// vm.overcommit_memory = 2. Ordinary memory is counted when it is mapped, that of a memfd when it
+// is first used.
+bool counts_memory() {
+  const int file = ::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  char mode = '0';
+  const ssize_t read = ::read(file, &mode, 1);
+  ::close(file);
+  return read == 1 && mode == '2';
+}
+
 }  // namespace
 
 bool shares_memory() { return true; }
@@ -34,6 +45,13 @@ int open_shared_memory() {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   const int made = ::memfd_create("pccl", kFlags | MFD_NOEXEC_SEAL);
   return made < 0 && errno == EINVAL ? ::memfd_create("pccl", kFlags) : made;
+}
+
+int reserve(int descriptor, std::size_t size) {
+  if (!counts_memory()) return 0;
+  int error = EINTR;
+  while (error == EINTR) error = ::posix_fallocate(descriptor, 0, static_cast<off_t>(size));
+  return error;
 }
 
 int seal(int descriptor, bool writes) {

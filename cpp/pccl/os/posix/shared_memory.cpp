@@ -18,6 +18,8 @@ bool shares_memory() { return false; }
 
 int open_shared_memory() { return unsupported(); }
 
+int reserve(int, std::size_t) { return ENOTSUP; }
+
 int seal(int, bool) { return unsupported(); }
 
 int is_sealed(int, bool) { return unsupported(); }
