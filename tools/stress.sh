@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # stress.sh SANITIZERS [build]: builds the stress program with them (any that -fsanitize= takes:
 # "address,undefined", "thread") in build/stress-SANITIZERS. Without "build" it also runs it: with
-# threads for PCCL_STRESS_SECONDS, as long again while connections end, a third of that encrypted,
-# then with processes, PCCL_STRESS_KILLS of them killed and PCCL_STRESS_FREEZES frozen (the
-# program's defaults otherwise).
+# threads for PCCL_STRESS_SECONDS, as long again while connections end, a third of that encrypted, a
+# third with threads that map shared memory at one address, then with processes, PCCL_STRESS_KILLS
+# of them killed and PCCL_STRESS_FREEZES frozen (the program's defaults otherwise).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitizers=$1
@@ -37,6 +37,8 @@ export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
 # The same with workers and encryption, with keys that change all the time.
 PCCL_THREADS=3 PCCL_SECRET=0123456789abcdefghijklmnopqrstuvwxyz PCCL_KEY_UPDATE_RECORDS=50 \
   PCCL_STRESS_SECONDS=$((${PCCL_STRESS_SECONDS:-20} / 3)) "${run[@]}" "$folder/pccl_stress" cuts
+# The peers above map each other's memory at other addresses, where TSan connects nothing.
+PCCL_STRESS_SECONDS=$((${PCCL_STRESS_SECONDS:-20} / 3)) "${run[@]}" "$folder/pccl_stress" memory
 if [ "$sanitizers" = thread ]; then
   # It sees nothing of what processes share, and makes them so slow that many seem frozen.
   "${run[@]}" "$folder/pccl_stress" kills 20

@@ -3,8 +3,8 @@
 // result is checked against its contributors, and the states of all members against each other.
 // Meant to run under the address, undefined-behaviour and thread sanitizers. PCCL_STRESS_SECONDS:
 // duration, 20 by default. `cuts`: the same without shared memory, while connections between peers
-// are cut one by one. With PCCL_SECRET all connections are encrypted. `kills` and `freezes` are
-// other programs: see kills.h.
+// are cut one by one. With PCCL_SECRET all connections are encrypted. `kills`, `freezes` and
+// `memory` are other programs: see kills.h and memory.h.
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -34,6 +34,7 @@
 #include "pccl/server/server.h"
 #include "pccl/state/manifest.h"
 #include "tests/stress/kills.h"
+#include "tests/stress/memory.h"
 
 namespace pccl::stress {
 namespace {
@@ -422,5 +423,6 @@ int main(int argc, char** argv) {
   if (mode == "freezes") return pccl::stress::run_freezes(count("PCCL_STRESS_FREEZES", 100), seed);
   const auto length = std::chrono::duration_cast<pccl::Duration>(
       std::chrono::duration<double>(seconds != nullptr ? std::atof(seconds) : 20.0));
+  if (mode == "memory") return pccl::stress::run_memory(length, seed);
   return pccl::stress::run(length, seed, mode == "cuts");
 }
