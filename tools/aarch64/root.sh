@@ -53,7 +53,7 @@ make_root() {
 # Packages with machine code for aarch64, into the root.
 install_packages() {
   local pins
-  pins=$(grep -E '^(nanobind-backend|numpy|rich|ml_dtypes|pytest|pytest-timeout|pytest-xdist|hypothesis)==' \
+  pins=$(grep -E '^(nanobind-backend|numpy|rich|ml_dtypes|pytest|pytest-timeout|pytest-xdist|hypothesis|safetensors)==' \
     requirements-dev.txt)
   [ "$pins" = "$(cat "$root/opt/pins" 2>/dev/null)" ] && return
   rm -rf "$root/opt/site"

@@ -50,8 +50,10 @@ export python build root version
 tools/aarch64/root.sh "$(dirname "$(dirname "$python")")"
 tools/stage.sh "aarch64: compile" bash -euc compile
 tools/stage.sh "aarch64: stress" bash -euc 'inside PCCL_STRESS_SECONDS=${PCCL_STRESS_SECONDS:-20} PCCL_LOG_LEVEL=ERR /opt/pccl_stress'
+tools/stage.sh "aarch64: stress in memory" bash -euc 'inside PCCL_STRESS_SECONDS=${PCCL_STRESS_SECONDS:-20} /opt/pccl_stress memory'
 tools/stage.sh "aarch64: tests" bash -euc 'inside PCCL_SIM_SCHEDULES=${PCCL_SIM_SCHEDULES:-1000} \
   python3 -P -m pytest -p no:cacheprovider -n 2 --dist worksteal --timeout 900 \
   tests/test_reduce.py tests/test_weighted.py tests/test_quantize.py tests/test_codec.py tests/test_links.py \
-  tests/test_simulation.py tests/test_plain.py tests/test_shm.py tests/test_shared_arrays.py tests/test_smoke.py'
+  tests/test_simulation.py tests/test_plain.py tests/test_shm.py tests/test_shared_arrays.py tests/test_smoke.py \
+  tests/test_alltoall.py tests/test_halves.py tests/test_sync.py tests/test_sync_states.py tests/test_sync_losses.py'
 tools/stage.sh "aarch64: mixed groups" "$python" tools/aarch64/mixed.py "$root"
