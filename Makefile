@@ -132,10 +132,10 @@ release:
 	@$(STAGE) package tools/wheel/build.sh --clean dist
 	@$(STAGE) release build/release/bin/python tools/wheel/check.py --release dist
 
-# Compiles the engine for macOS, and links the C library. Nothing of it can run here. It takes over
-# five minutes, so it is not a part of `make test`.
+# Compiles the engine for macOS, and links the C library; of FreeBSD, the rooms that call the system.
+# Nothing of it can run here. It takes over five minutes, so it is not a part of `make test`.
 check-macos: setup
-	@$(STAGE) "macOS, compile only" tools/check_macos.sh $(PYTHON_BIN) all
+	@$(STAGE) "macOS and FreeBSD, compile only" tools/check_macos.sh $(PYTHON_BIN) all
 
 # The images of deploy/Containerfile, from the wheel that `make package` leaves in dist/, and a run
 # of three containers. Needs root and podman, and says so without. Not a part of `make test`.

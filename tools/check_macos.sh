@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# check_macos.sh PYTHON [all]: compiles the rooms that call the system for macOS on arm64, with the
-# toolchain of the package ziglang. tools/check_rooms.py keeps the headers of one system out of all
-# rooms but os. With "all" this compiles every room for arm64 and x86-64, links the C library, and
-# compiles the Python extension. Nothing of it can run here. OpenSSL for macOS is not at hand: its
-# headers are this system's, and the linker leaves its functions open.
+# check_macos.sh PYTHON [all]: compiles the rooms that call the system for macOS on arm64 and for
+# FreeBSD on x86-64, with the toolchain of the package ziglang. tools/check_rooms.py keeps the
+# headers of one system out of all rooms but os. With "all" this compiles every room for macOS on
+# arm64 and x86-64, links the C library, and compiles the Python extension. Nothing of it can run
+# here. OpenSSL for these systems is not at hand: its headers are this system's, and the linker
+# leaves its functions open.
 set -euo pipefail
 python=$1
-processors=(aarch64)
-targets=(pccl_os pccl_base pccl_memory pccl_io pccl_node pccl_server)
+callers=(pccl_os pccl_base pccl_memory pccl_io pccl_node pccl_server) # of the system
 if [ "${2:-}" = all ]; then
-  processors=(aarch64 x86_64)
-  targets=(all)
+  systems=(aarch64-macos x86_64-macos x86_64-freebsd)
+else
+  systems=(aarch64-macos x86_64-freebsd)
 fi
 cd "$(dirname "$0")/.."
 "$python" -m pip install -q -c tools/wheel/requirements.txt ziglang # 100 MB, for this check alone
@@ -32,8 +33,14 @@ for name in ssl.h opensslconf.h configuration.h; do  # Debian keeps some apart, 
   if [ -n "$found" ]; then ln -sf "${found%/*}"/*.h "$include/openssl/"; fi
 done
 
-for processor in "${processors[@]}"; do
-  tools=$root/$build/$processor/tools
+for system in "${systems[@]}"; do
+  rooms=("${callers[@]}")
+  whole=
+  if [ "${2:-}" = all ] && [ "${system#*-}" = macos ]; then
+    rooms=(all)
+    whole=yes
+  fi
+  tools=$root/$build/$system/tools
   mkdir -p "$tools"
   for tool in ar ranlib; do
     printf '#!/bin/sh\nexec "%s" -m ziglang %s "$@"\n' "$python" "$tool" >"$tools/$tool"
@@ -43,24 +50,24 @@ for processor in "${processors[@]}"; do
   cat >"$tools/c++" <<END
 #!/bin/sh
 case " \$* " in
-*" -c "*) exec "$python" -m ziglang c++ -target $processor-macos "\$@" -Wno-unused-lambda-capture -Wno-shadow ;;
-*) exec "$python" -m ziglang c++ -target $processor-macos -nostdlib++ -Wl,-undefined,dynamic_lookup "\$@" ;;
+*" -c "*) exec "$python" -m ziglang c++ -target $system "\$@" -Wno-unused-lambda-capture -Wno-shadow ;;
+*) exec "$python" -m ziglang c++ -target $system -nostdlib++ -Wl,-undefined,dynamic_lookup "\$@" ;;
 esac
 END
   chmod +x "$tools"/*
   printf '!<arch>\n' >"$tools/empty.a"
   # Optimisation would take time, and shows nothing more.
-  cmake -S . -B "$build/$processor" -G Ninja --log-level=WARNING \
+  cmake -S . -B "$build/$system" -G Ninja --log-level=WARNING \
     -DCMAKE_TOOLCHAIN_FILE="$root/tools/macos/toolchain.cmake" \
-    -DPCCL_MACOS_PROCESSOR="$processor" -DPCCL_MACOS_TOOLS="$tools" \
+    -DPCCL_ZIG_TARGET="$system" -DPCCL_ZIG_TOOLS="$tools" \
     -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O0 -fno-sanitize=all" \
     -DPCCL_PYTHON=OFF -DPCCL_UNITY=ON -DPCCL_WERROR=ON -DCMAKE_OPTIMIZE_DEPENDENCIES=ON \
     -DPCCL_ASIO_INCLUDE_DIR="$include" -DPCCL_XXHASH_INCLUDE_DIR="$include" \
     -DOPENSSL_INCLUDE_DIR="$include" -DOPENSSL_VERSION=3.0.0 \
     -DOPENSSL_SSL_LIBRARY="$tools/empty.a" -DOPENSSL_CRYPTO_LIBRARY="$tools/empty.a" >/dev/null
-  cmake --build "$build/$processor" -j 2 --target "${targets[@]}" -- -k 0 --quiet
-  echo "macOS on $processor: compiled ${targets[*]}"
-  if [ "${2:-}" = all ]; then
+  cmake --build "$build/$system" -j 2 --target "${rooms[@]}" -- -k 0 --quiet
+  echo "$system: compiled ${rooms[*]}"
+  if [ -n "$whole" ]; then
     # By hand: CMake looks for a Python of the target. The headers are those of this Python, whose
     # types have the same sizes there. Debian keeps one of them apart, by architecture.
     nanobind_headers=$("$python" -m nanobind --include_dir)
@@ -71,12 +78,12 @@ END
       if grep -q multiarch "$python_headers/pyconfig.h"; then ln -sf "$own" "$include/python/"; fi
     done
     (cd cpp/pccl/bindings && ls -- *.cpp) | xargs -P 2 -I {} "$tools/c++" -c cpp/pccl/bindings/{} \
-      -o "$build/$processor/{}.o" -std=c++20 -O0 -fno-sanitize=all \
+      -o "$build/$system/{}.o" -std=c++20 -O0 -fno-sanitize=all \
       -Wall -Wextra -Wpedantic -Wconversion -Werror \
       -Icpp -isystem "$include" -isystem "$include/python" -isystem "$nanobind_headers" \
       -DASIO_STANDALONE -DASIO_NO_DEPRECATED -DASIO_DISABLE_STD_ALIGNED_ALLOC -DXXH_INLINE_ALL \
       -DNB_BACKEND_MODULE=nanobind_backend -DNB_BACKEND_PYPI=nanobind-backend \
       -DPy_LIMITED_API=0x030a0000 -DPCCL_VERSION='"0"'
-    echo "macOS on $processor: compiled the Python extension"
+    echo "$system: compiled the Python extension"
   fi
 done

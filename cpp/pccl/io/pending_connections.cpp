@@ -12,7 +12,7 @@ std::size_t descriptor_share(std::size_t most) {
   rlimit descriptors{};
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0 || descriptors.rlim_cur == RLIM_INFINITY)
     return most;
-  return std::clamp<std::size_t>(descriptors.rlim_cur / 4, 1, most);
+  return std::clamp(static_cast<std::size_t>(descriptors.rlim_cur) / 4, std::size_t{1}, most);
 }
 
 asio::ip::address PendingConnections::origin_of(const asio::ip::address& address) {

@@ -75,7 +75,8 @@ class Registry {
 
   Result<ChunkPtr> add(std::size_t size) {
     rlimit limit{};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && chunks_.size() >= limit.rlim_cur / 4)
+    if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+        chunks_.size() >= static_cast<std::size_t>(limit.rlim_cur) / 4)
       return Error{Code::internal_error, "too many descriptors for arrays"};
     auto made = make_region(size, Access::read);
     if (!made) return made.error();

@@ -24,7 +24,7 @@ Error failed(const char* what) {
 bool may_be_file(std::size_t size) {
   rlimit longest{};
   return ::getrlimit(RLIMIT_FSIZE, &longest) != 0 || longest.rlim_cur == RLIM_INFINITY ||
-         size <= longest.rlim_cur;
+         size <= static_cast<std::uint64_t>(longest.rlim_cur);  // signed on FreeBSD
 }
 
 // Zeroed memory that cannot be passed on.
