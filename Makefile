@@ -132,8 +132,8 @@ release:
 	@$(STAGE) package tools/wheel/build.sh --clean dist
 	@$(STAGE) release build/release/bin/python tools/wheel/check.py --release dist
 
-# Compiles the engine for macOS, and links the C library; of FreeBSD, the rooms that call the system.
-# Nothing of it can run here. It takes over five minutes, so it is not a part of `make test`.
+# Compiles the engine for macOS, and links the C library; for FreeBSD only the rooms that call the
+# system. Nothing of it can run here. Not a part of `make test`: it takes over five minutes.
 check-macos: setup
 	@$(STAGE) "macOS and FreeBSD, compile only" tools/check_macos.sh $(PYTHON_BIN) all
 

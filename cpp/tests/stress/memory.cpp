@@ -128,7 +128,7 @@ std::int64_t value_of(std::uint64_t epoch, std::uint64_t number, std::uint32_t r
   return static_cast<std::int64_t>((epoch * 31 + number * 7 + element) * (rank + 1));
 }
 
-// What all ranks share.
+// All that the ranks share.
 struct World {
   std::uint64_t seed = 0;
   Instant end;
