@@ -34,7 +34,7 @@ using std::chrono::steady_clock;
 
 constexpr std::uint32_t kRanks = 3;
 constexpr std::uint64_t kCalls = 12;         // in an epoch
-constexpr std::uint64_t kEpochs = 1U << 14;  // at most
+constexpr std::uint64_t kEpochs = 1U << 12;  // at most
 constexpr std::uint64_t kMostElements = 2000;
 constexpr std::size_t kArrayBytes = kMostElements * kRanks * sizeof(std::int64_t);
 // Arrays of a rank: the input and the result of each call of two epochs. A rank that is late in a
@@ -155,6 +155,7 @@ struct World {
 };
 
 struct Counts {
+  std::uint64_t epochs = 0;
   std::uint64_t commits = 0;
   std::uint64_t escalated = 0;
   std::uint64_t withdrawn = 0;
@@ -442,20 +443,17 @@ std::uint64_t run_pipes(Instant end, std::uint64_t seed) {
   return moved;
 }
 
-}  // namespace
-
-int run_memory(Duration length, std::uint64_t seed) {
+// Ranks that reduce until then, or until all epochs are used up. Adds what they did.
+void run_ranks(Instant end, std::uint64_t seed, Counts& all) {
   World world;
   world.seed = seed;
-  const Instant begin = steady_clock::now();
-  world.end = begin + length * 3 / 4;
+  world.end = end;
   std::vector<std::unique_ptr<Rank>> ranks;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank)
     ranks.push_back(std::make_unique<Rank>(world, rank));
   std::vector<std::thread> threads;
   for (const auto& rank : ranks) threads.emplace_back([&rank] { rank->live(); });
   for (std::thread& thread : threads) thread.join();
-  Counts all;
   for (const auto& rank : ranks) {
     all.commits += rank->counts().commits;
     all.escalated += rank->counts().escalated;
@@ -467,12 +465,23 @@ int run_memory(Duration length, std::uint64_t seed) {
     if (members != 0 && members != kRanks)
       fail("some ranks have committed a call, others have not");
   }
+  all.epochs += world.last.load();
+}
+
+}  // namespace
+
+int run_memory(Duration length, std::uint64_t seed) {
+  const Instant begin = steady_clock::now();
+  const Instant end = begin + length * 3 / 4;
+  Counts all;
+  for (std::uint64_t run = 0; run == 0 || steady_clock::now() < end; ++run)
+    run_ranks(end, seed + run * kEpochs * kCalls, all);
   const std::uint64_t piped = run_pipes(begin + length, seed);
   std::printf(
       "stress in memory: seed %llu: %llu calls committed in %llu epochs, %llu escalated, %llu "
       "withdrawn, %llu sleeps, %llu MiB piped each way: all results right\n",
       static_cast<unsigned long long>(seed), static_cast<unsigned long long>(all.commits / kRanks),
-      static_cast<unsigned long long>(world.last.load()),
+      static_cast<unsigned long long>(all.epochs),
       static_cast<unsigned long long>(all.escalated / kRanks),
       static_cast<unsigned long long>(all.withdrawn), static_cast<unsigned long long>(all.sleeps),
       static_cast<unsigned long long>(piped >> 20));
