@@ -55,5 +55,5 @@ tools/stage.sh "aarch64: tests" bash -euc 'inside PCCL_SIM_SCHEDULES=${PCCL_SIM_
   python3 -P -m pytest -p no:cacheprovider -n 2 --dist worksteal --timeout 900 \
   tests/test_reduce.py tests/test_weighted.py tests/test_quantize.py tests/test_codec.py tests/test_links.py \
   tests/test_simulation.py tests/test_plain.py tests/test_shm.py tests/test_shared_arrays.py tests/test_smoke.py \
-  tests/test_alltoall.py tests/test_halves.py tests/test_sync.py tests/test_sync_states.py tests/test_sync_losses.py'
+  tests/test_alltoall.py tests/test_halves.py tests/test_sync.py tests/test_sync_states.py'
 tools/stage.sh "aarch64: mixed groups" "$python" tools/aarch64/mixed.py "$root"
