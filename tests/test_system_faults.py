@@ -91,6 +91,7 @@ def test_a_neighbour_for_which_the_loop_has_no_room_is_reached_otherwise(
 
 
 # The first access to such memory would end the process by SIGBUS.
+@pytest.mark.shared_memory
 @pytest.mark.env(PCCL_SHM="1")
 def test_where_memory_is_counted_shared_memory_is_refused_before_it_is_used(
     run: Run, faulty: str, tmp_path: Path
