@@ -43,11 +43,39 @@ def test_many_members_on_thin_lines_send_int8_and_less_momentum() -> None:
     assert 250 < (found["overlap"] or 0) <= 500
 
 
+@pytest.mark.parametrize(
+    ("rounds", "outer_lr"), [(1, 3.0), (30, 3.0), (40, 3.0), (50, 3.0), (51, None), (None, None)]
+)
+def test_sparse_codes_of_a_short_run_get_a_larger_outer_learning_rate(
+    rounds: int | None, outer_lr: float | None
+) -> None:
+    usual = {"members": 4, "parameters": 1e6, "megabits": 100, "step_seconds": 0.2}
+    found = preset(**usual, rounds=rounds, compression="sparse")
+    options = {"sync_every": 50, "compression": Sparse()}
+    assert found == options | ({} if outer_lr is None else {"outer_lr": outer_lr})
+    diloco = DiLoCo({"w": np.zeros(3, np.float32)}, **found, join=False)
+    assert f"lr={outer_lr or 1.0}, momentum=0.0" in diloco._settings
+    # It says nothing of other codes, and nobody has measured it with means that come late.
+    assert preset(**usual, rounds=rounds) == preset(**usual)
+    thin = {**usual, "megabits": 0.1, "compression": "sparse"}
+    assert preset(**thin, rounds=rounds) == preset(**thin) and "outer_lr" not in preset(**thin)
+
+
+def test_sparse_codes_that_are_asked_for_make_rounds_as_long_as_their_bytes_need() -> None:
+    usual = {"members": 8, "parameters": 1e8, "step_seconds": 1, "compression": "sparse"}
+    found = [preset(**usual, megabits=megabits) for megabits in (10_000, 100, 10, 2)]
+    steps = [(one["sync_every"], one.get("mode"), one.get("overlap")) for one in found]
+    assert steps == [(50, None, None), (50, None, None), (320, None, None), (500, "async", 196)]
+    assert all(one.get("compression") == Sparse() and "quantize" not in one for one in found)
+
+
 @given(
     members=st.integers(1, 300),
     parameters=st.floats(1, 1e11),
     megabits=st.floats(0.1, 1e5),
     step_seconds=st.floats(0.001, 100),
+    rounds=st.none() | st.integers(1, 1000),
+    compression=st.sampled_from([None, "sparse"]),
 )
 def test_options_are_valid_and_members_wait_little(**numbers: Any) -> None:
     try:
@@ -83,6 +111,9 @@ def test_a_run_takes_them() -> None:
         {"megabits": math.inf},
         {"megabits": "100"},
         {"step_seconds": -1},
+        {"rounds": 0},
+        {"rounds": 40.0},
+        {"compression": "int8"},
     ],
 )
 def test_numbers_that_make_no_sense_are_named(wrong: dict[str, Any]) -> None:

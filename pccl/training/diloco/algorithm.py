@@ -63,7 +63,8 @@ class DiLoCo(Joining):
         inner: The model's parameters: nested containers of writable NumPy arrays of float32 or
             float64, or an `Inner`.
         sync_every: Inner steps in a round, the paper's H. With `round_seconds` the most of them.
-        outer_lr: Learning rate of the outer optimizer. Default: 0.7; with `compression` 1.0.
+        outer_lr: Learning rate of the outer optimizer. Default: 0.7; with `compression` 1.0, which
+            is for hundreds of rounds: 3.0 for 50 or fewer (see `pccl.diloco.preset`).
         outer_momentum: Its momentum. Default: 0.9; with `compression` 0.
         nesterov: Whether its momentum is Nesterov's. Default: True.
         outer_optimizer: Makes another one from a list of NumPy arrays (float32, or float64 for
