@@ -1,7 +1,7 @@
 """examples/byte_gpt.py with several methods: loss, bytes sent, and how much of the communication is
 hidden.
 
-    python benchmarks/training/run.py --plot FILE --json FILE            # four peers on this host, three seeds
+    python benchmarks/training/run.py --plot FILE --json FILE            # one method of each kind, three seeds
     python benchmarks/training/run.py --methods ddp async --wan 50 100   # links of 50 ms, 100 Mbit/s; needs root
     python benchmarks/training/run.py --methods ddp diloco --churn 60    # a kill and a join every 60 s
     python benchmarks/training/run.py --methods ddp "diloco int8" --sync-every 100 --seeds 0
@@ -99,6 +99,11 @@ METHODS = {
     "hostile trimmed against": ["--robust", "trimmed", "--against", "0.1"],
     "hostile sparse clip": ["--robust", "clip", "--density", "0.03125", "--outer-lr", "3"],
 }
+# One of each kind. The others are variants of these, or are for comparing with them.
+USUAL = [
+    *("local", "ddp", "diloco", "diloco int8", "diloco int4", "async", "streaming", "sparse"),
+    *("muloco", "uneven", "stall quorum", "hostile clip"),
+]
 SPEEDS = (1.0, 1.0, 0.5, 0.25)  # of the members in "uneven"; others have SPEEDS[0]
 MODEL = {"width": 128, "layers": 5, "heads": 4, "context": 128}  # as the example's defaults
 QUICK = {"width": 32, "layers": 1, "heads": 4, "context": 32}
@@ -374,6 +379,7 @@ GOALS = {"diloco": 2.0, "diloco warm-up": 5.0, "diloco int8": 2.5, "async": 4.0,
 # How many times fewer bytes than ddp's.
 FEWER_GOALS = {"diloco int8": 200, "sparse": 1500}
 CHURN_GOAL = 3.0
+HIDDEN_GOAL = 0.95  # share of async's reductions, with the last one
 # "hostile": the loss above that of honest members, in percent.
 HOSTILE_GOAL = 2.0
 # "uneven": the loss above that of even machines, in percent; the share of what each could do alone.
@@ -442,8 +448,9 @@ def goals(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]], bigr
             least, fewer = FEWER_GOALS[method], _mean_bytes(ddp) / _mean_bytes(runs)
             say(f"{method} sends {least} times fewer bytes", fewer >= least, f"{fewer:.0f}")
         if args.wan and method == "async":
-            share = statistics.mean(run["hidden"] for run in runs)
-            say("95 % of async's reductions are hidden", share >= 0.95, f"{100 * share:.1f} %")
+            share = statistics.mean(run["hidden_to_end"] for run in runs)
+            what = "95 % of async's reductions are hidden, with the last one"
+            say(what, share >= HIDDEN_GOAL, f"{100 * share:.1f} %")
     for method in (name for name in METHODS if name.startswith("uneven")):
         runs = found.get(method, [])
         if runs:
@@ -505,8 +512,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    usual = ["local", "ddp", "diloco", "diloco int8", "async", "streaming"]
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=usual)
+    words = f"default: {', '.join(USUAL)}, which with three seeds take hours"
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=USUAL, help=words)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, help="over all members; default: 2048000")
     parser.add_argument("--pretrain", type=int, help="tokens before; 0: none; default: 2048000")
