@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,13 @@ import pytest
 from diloco_run import Peers, asked, close, go, made, make, reference, shown, tell, went
 from programs import diloco_member as member
 from programs import diloco_watching as watching
-from workers import Run, Worker, eventually
+from workers import Run, Worker, complaints, eventually
 
 from pccl import _core
+from pccl.diloco import DiLoCo
 from pccl.errors import InvalidArgument
 from pccl.following.snapshot import Snapshot, listed, restore, unpack
+from pccl.training.diloco import snapshots
 
 BEHIND: dict[str, Any] = {"background_join": True}
 FORMS: list[dict[str, Any]] = [
@@ -27,7 +31,7 @@ FORMS: list[dict[str, Any]] = [
     {"mode": "streaming", "fragments": 3, "overlap": 2},
     {"mode": "streaming", "overlap": 0, "verify_every": 1},
     {"sparse": {"density": 0.25}},
-    {"robust": "clip"},
+    {"robust": "clip", "join_megabits": 100},
     {"warm_up": 14},
     {"warm_up": 5, "mode": "async", "overlap": 2},
     {"warm_up": 5, "mode": "streaming", "fragments": 3, "overlap": 2},
@@ -114,6 +118,45 @@ def test_a_newcomer_that_is_killed_while_it_watches_costs_nothing(run: Run) -> N
     found = [observers(peer) for peer in peers]
     assert [one["watching"] for one in found] == [0, 0]
     assert close(shown(peers), reference("sync", 4, [[0, 1]] * 7))
+
+
+# Lines that a newcomer runs until it counts: see `watching.make_and_die`.
+MOST_LINES = 11_000
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "form", [{}, {"mode": "async"}, {"mode": "streaming", "fragments": 3, "overlap": 2}]
+)
+def test_a_newcomer_that_is_killed_at_any_moment_changes_nothing(
+    run: Run, form: dict[str, Any], seed: int
+) -> None:
+    options = BEHIND | form | {"sync_every": 4}
+    peers = begun(run, 2, **options)
+    moments = random.Random(seed)
+    logs: list[list[dict[str, Any]]] = [[], []]
+
+    def go_on(count: int) -> None:
+        for log, more in zip(logs, go(peers, count, inner=False), strict=True):
+            log += more
+
+    # The last one is killed where it begins to count.
+    for lines in [*(moments.randrange(MOST_LINES) for _ in range(4)), 1_000_000]:
+        late = Peers([run.peer(member.serve)])
+        tell(late, partial(watching.make_and_die, 2, lines, **options))
+        while late[0].process.poll() is None:
+            go_on(1)
+        assert late[0].ends() == -signal.SIGKILL, late[0].stderr()
+        go_on(2)
+        assert observers(peers[0])["watching"] == 0
+    # The same rounds among two members to whom nobody comes.
+    quiet = Peers(run.peers(2, partial(member.serve, peer_group=1)))
+    make(quiet, seed=0, **options)
+    made(quiet)
+    want = [(one["round"], one["outer"]) for one in go(quiet, len(logs[0]), inner=False)[0]]
+    assert [[(one["round"], one["outer"]) for one in log] for log in logs] == [want, want]
+    eventually(lambda: groups_of(run) == [0, 1])
+    assert [complaints(peer.stderr(), news=False) for peer in peers] == ["", ""]
 
 
 def test_other_holders_send_what_one_that_is_killed_has_not_sent(run: Run) -> None:
@@ -267,6 +310,49 @@ def test_a_newcomer_that_does_not_fit_is_told_and_the_members_go_on(run: Run) ->
     go(behind, 1)
     assert ahead[0].expect("failed", 60)["kind"] == "RevisionMismatch"
     go(behind, 1)
+
+
+@pytest.mark.parametrize("holders", [1, 3])
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_the_holders_of_a_member_send_no_more_than_its_rate(
+    monkeypatch: pytest.MonkeyPatch, holders: int, seconds: float
+) -> None:
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(snapshots, "time", clock)
+    progress = snapshots.Progress(lambda: False, 8)  # a MB a second
+    sent, next_at = 0, [0.0] * holders
+    while now < 60:
+        holder = next_at.index(min(next_at))
+        now = max(now, next_at[holder])
+        length = progress.room(1 << 20)
+        assert 0 < length <= 250_000
+        now += seconds  # what it takes to send the piece
+        sent += length
+        next_at[holder] = now + progress.rest(length, seconds)
+    assert 0.9 * 60e6 < sent <= 61e6 + holders * 250_000
+
+
+def test_without_a_bound_a_holder_rests_for_a_share_of_the_time() -> None:
+    reduces = False
+    progress = snapshots.Progress(lambda: reduces)
+    assert progress.room(1 << 20) == 1 << 20
+    assert progress.rest(1 << 20, 0.08) == pytest.approx(0.02)
+    reduces = True
+    assert progress.rest(1 << 20, 0.08) == pytest.approx(0.24)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"join_megabits": 5}, "join_megabits needs background_join"),
+        ({"join_megabits": 0, **BEHIND}, "join_megabits is a positive number of Mbit/s, not 0"),
+        ({"join_megabits": True, **BEHIND}, "join_megabits is a positive number"),
+    ],
+)
+def test_a_bound_that_makes_no_sense_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        DiLoCo({"w": np.zeros(3, np.float32)}, sync_every=2, join=False, **options)
 
 
 def test_a_snapshot_is_what_it_was_when_it_was_made() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import pccl
 from pccl.data import ElasticSampler
 from pccl.errors import PCCLError, Unreachable
+from pccl.following import pair
 from pccl.following.pair import Pair
 from pccl.following.snapshot import Snapshot
 from pccl.training.diloco import joining, snapshots
@@ -76,6 +80,32 @@ def make_or_fail(
         make_late(own_number, rounds, **options)
     except PCCLError as error:
         say(event="failed", kind=type(error).__name__, text=str(error))
+
+
+def make_and_die(own_number: int, lines: int, **options: Any) -> None:
+    """As `member.make`, for a newcomer that is killed at some moment of its joining.
+
+    It is killed when its threads together have run so many lines of DiLoCo's Python, wherever the
+    others are meanwhile, and at the latest where it begins to count.
+    """
+    small_pieces()
+    ran = itertools.count()
+    rooms = tuple(str(Path(one.__file__).parent) for one in (joining, pair) if one.__file__)
+
+    def count(frame: FrameType, event: str, what: object) -> Any:
+        if event == "line" and next(ran) >= lines:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return count
+
+    def look(frame: FrameType, event: str, what: object) -> Any:
+        return count if frame.f_code.co_filename.startswith(rooms) else None
+
+    threading.settrace(look)
+    sys.settrace(look)
+    member.make(own_number, **options)
+    sys.settrace(None)
+    say(event="ran", lines=next(ran))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_ahead(own_number: int, saved: str, **options: Any) -> None:

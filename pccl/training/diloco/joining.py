@@ -59,6 +59,7 @@ class Joining(Reductions):
     _names: list[str]
     _outer: list[Array]
     _optimizers: list[OuterOptimizer]
+    _progress: Progress
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +79,6 @@ class Joining(Reductions):
         self._kept: list[tuple[int, Flight]] = []  # what it has to apply to the snapshot
         self._fetch: Fetch | None = None
         self._holding: list[Holder] = []  # for newcomers
-        self._progress = Progress(self._reduces)
 
     @property
     def outer_step(self) -> int:
@@ -111,6 +111,7 @@ class Joining(Reductions):
             Whether this member's state was not the group's, and is now.
         """
         every = self._plan.verify_every
+        self._leave_lost_newcomers()
         for flight in self._flying.values():
             self._complete(flight)
         # A replica may be let into some of its ranks' groups and be lost before the others let it
@@ -360,9 +361,8 @@ class Joining(Reductions):
 
     def _hold(self, meeting: Meeting, own: str) -> None:
         """Sends the state to newcomers, where this member is one of their holders."""
-        self._holding = [holder for holder in self._holding if not holder.over]
         lines = [
-            record.line + index
+            (record.peer, record.line + index)
             for record in meeting.newcomers
             for index, peer in enumerate(meeting.lines(record))
             if peer == own
@@ -371,8 +371,20 @@ class Joining(Reductions):
             return
         snapshot = Snapshot(self._shared_state(self._pending()), FUNC)
         comm = api._use(self._comm, FUNC)
-        for group in lines:
-            self._holding.append(Holder(Line(comm, group), snapshot, self._progress))
+        for peer, group in lines:
+            self._holding.append(Holder(peer, Line(comm, group), snapshot, self._progress))
+
+    def _leave_lost_newcomers(self) -> None:
+        """Ends what is sent to newcomers that are gone.
+
+        One that was lost before it came to a line would be waited for there.
+        """
+        self._holding = [holder for holder in self._holding if not holder.over]
+        if self._holding:
+            here = api.membership(self._comm).peers
+            for holder in self._holding:
+                if holder.newcomer not in here:
+                    holder.close()
 
     def _stop_holding(self) -> None:
         for holder in self._holding:

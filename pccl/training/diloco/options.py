@@ -73,7 +73,14 @@ class _Required(TypedDict):
 
 
 class Keywords(_Required, total=False):
-    """The keywords of `DiLoCo` that its torch and JAX forms pass on. `Options` has the defaults."""
+    """The options that all forms of `DiLoCo` take, which documents them: for programs that pass
+    them on.
+
+        options: pccl.diloco.Keywords = {"sync_every": 50, "quantize": "int8"}
+
+    `preset` returns such options. Those of `pccl.adapters.torch.DiLoCo` and of the trainers'
+    callbacks are `pccl.adapters.torch.DiLoCoKeywords`, which has two more.
+    """
 
     outer_lr: float | None
     outer_momentum: float | None
@@ -94,6 +101,7 @@ class Keywords(_Required, total=False):
     comm: Communicator | None
     rejoin: Callable[[], Communicator] | None
     background_join: bool
+    join_megabits: float | None
     join: bool
 
 
@@ -128,6 +136,7 @@ class Options:
     comm: Communicator | None = None
     rejoin: Callable[[], Communicator] | None = None
     background_join: bool = False
+    join_megabits: float | None = None
     join: bool = True
 
 
@@ -151,6 +160,7 @@ class Plan:
         sparse: Which of their elements travel; None: all.
         robust: How the influence of each member is bounded; None: it is not bounded.
         background_join: Whether members go on while newcomers receive the state.
+        join_megabits: The most that this member sends to newcomers then; None: no such bound.
     """
 
     mode: str
@@ -167,6 +177,7 @@ class Plan:
     sparse: Sparse | None
     robust: Robust | None
     background_join: bool
+    join_megabits: float | None
 
     @classmethod
     def of(cls, options: Options, names: Sequence[str], sizes: Sequence[int]) -> Plan:
@@ -225,6 +236,7 @@ class Plan:
             sparsely,
             bounded,
             bool(options.background_join),
+            _join_megabits(options),
         )
 
     def leaving(self, step: int) -> list[int]:
@@ -300,6 +312,17 @@ def _quorum(options: Options) -> tuple[float | None, float]:
     if options.rejoin is None:
         raise refused("quorum needs rejoin: members that are late are put out, and come back")
     return float(quorum), grace
+
+
+def _join_megabits(options: Options) -> float | None:
+    given = options.join_megabits
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
+        raise refused(f"join_megabits is a positive number of Mbit/s, not {given!r}")
+    if not options.background_join:
+        raise refused("join_megabits needs background_join: otherwise members wait for newcomers")
+    return float(given)
 
 
 def _overlap(mode: str, given: int | None, every: int) -> int:

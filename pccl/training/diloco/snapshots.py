@@ -35,9 +35,11 @@ from pccl.training.diloco.options import FUNC, refused
 _STEPS, _MANIFEST, _PIECE, _END = range(4)
 _PIECE_BYTES = 1 << 20
 _ASK_SECONDS = 0.5  # after which a holder answers although nothing is new
-# Shares of its time that a holder sends, while no reduction is in flight here and while one is.
+# Shares of its time that a holder sends to a newcomer, while no reduction is in flight here and
+# while one is.
 _SHARE, _SHARE_BESIDE = 0.8, 0.25
 _MOST_REST = 5.0  # seconds; the engine warns of a call that waits for longer than ten
+_BURST_SECONDS = 0.25  # at the bound of the rate: the most that is sent at once
 _LITTLE = 64 << 10  # bytes that a holder sends after it has waited in a step for so long
 # For a message, whatever PCCL_TIMEOUT says of the program's own calls: a holder rests between
 # pieces, and a link may be slow. One that is lost ends the message much earlier.
@@ -56,10 +58,13 @@ class Progress:
 
     Args:
         reduces: Whether a reduction of this member is in flight.
+        most_megabits: That all holders of this member send together, in Mbit/s.
     """
 
-    def __init__(self, reduces: Callable[[], bool]) -> None:
+    def __init__(self, reduces: Callable[[], bool], most_megabits: float | None = None) -> None:
         self._reduces = reduces
+        self._rate = None if most_megabits is None else most_megabits * 1e6 / 8  # bytes a second
+        self._free = 0.0  # when what was sent has passed at that rate
         self._changed = threading.Condition()
         self._steps = 0
         self._waits = False
@@ -86,15 +91,23 @@ class Progress:
 
     def room(self, length: int) -> int:
         """How many bytes of so many to send now. Waits for the end of a step."""
+        if self._rate is not None:
+            length = min(length, max(1, int(self._rate * _BURST_SECONDS)))
         with self._changed:
             if self._changed.wait_for(lambda: not self._waits, _MOST_REST):
                 return length
         return min(length, _LITTLE)
 
-    def rest(self, taken: float) -> float:
-        """Seconds to rest after a piece that it took so many seconds to send."""
+    def rest(self, sent: int, taken: float) -> float:
+        """Seconds to rest after a piece of so many bytes that it took so many seconds to send."""
         share = _SHARE_BESIDE if self._reduces() else _SHARE
-        return min(_MOST_REST, taken * (1 / share - 1))
+        rests = min(_MOST_REST, taken * (1 / share - 1))
+        if self._rate is None:
+            return rests
+        with self._changed:
+            now = time.monotonic()
+            self._free = max(self._free, now - taken) + sent / self._rate
+            return max(rests, self._free - now)
 
 
 class Line(Pair):
@@ -116,9 +129,14 @@ class Line(Pair):
 
 
 class Holder:
-    """Sends a snapshot to one newcomer, on a thread of its own, until that has enough."""
+    """Sends a snapshot to one newcomer, on a thread of its own, until that has enough.
 
-    def __init__(self, line: Line, snapshot: Snapshot, progress: Progress) -> None:
+    Attributes:
+        newcomer: Its id.
+    """
+
+    def __init__(self, newcomer: str, line: Line, snapshot: Snapshot, progress: Progress) -> None:
+        self.newcomer = newcomer
         self._line = line
         self._progress = progress
         self._closed = threading.Event()
@@ -173,7 +191,7 @@ class Holder:
         if answer.size:
             self._line.send(answer)
         if what == _PIECE:
-            self._closed.wait(self._progress.rest(time.monotonic() - began))
+            self._closed.wait(self._progress.rest(answer.size, time.monotonic() - began))
         return True
 
 
