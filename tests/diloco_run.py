@@ -77,6 +77,41 @@ def go(
     return went(peers, inner=inner)
 
 
+def came_back(peers: Sequence[Worker]) -> list[Answer]:
+    """The rounds of the first one; members hold the same after the same round.
+
+    One that was put out, and has come back, begins its log anew.
+    """
+    logs = []
+    for peer in peers:
+        while (answer := peer.next(90))["event"] == "back":
+            pass
+        assert answer["event"] == "went", peer.stderr()
+        logs.append(answer["log"])
+    held: dict[int, str] = {}
+    for one in (one for log in logs for one in log):
+        assert held.setdefault(one["round"], one["outer"]) == one["outer"], logs
+    return logs[0]
+
+
+def comes_back_late(
+    peers: Peers, missed: int = 1, *, shell: ModuleType = member, **options: Any
+) -> list[int]:
+    """The last one misses rounds, comes to the end of its own, and is back in a later one.
+
+    Returns the numbers of members that contributed to each round since it was late.
+    """
+    late, others = peers[-1:], peers[:-1]
+    log = go(others, missed, inner=False, shell=shell, **options)[0]
+    assert log[-1]["size"] == len(others)
+    tell(late, partial(shell.go, 1, until=len(peers), **options))
+    late[0].expect("back", 90)
+    asked(late[0])
+    tell(others, partial(shell.go, 1, until=len(peers), **options))
+    log += came_back(peers)
+    return [len(one["contributors"]) for one in log]
+
+
 def shown(peers: Sequence[Worker]) -> Model:
     tell(peers, member.show)
     answers = [peer.expect("shown") for peer in peers]

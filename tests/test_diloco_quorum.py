@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from diloco_run import (
-    Answer,
     Peers,
     asked,
+    came_back,
     close,
+    comes_back_late,
     go,
     less,
     made,
@@ -28,7 +28,7 @@ from diloco_run import (
 from programs import diloco_member as member
 from programs import diloco_watching as watching
 from programs.diloco_member import Model, fresh
-from workers import Run, Worker, eventually
+from workers import Run, eventually
 
 import pccl
 from pccl import diloco
@@ -44,39 +44,6 @@ QUORUM: dict[str, Any] = {
     "grace_seconds": GRACE,
     "rejoin": "told",
 }
-
-
-def went(peers: Sequence[Worker]) -> list[Answer]:
-    """The rounds of the first one; members hold the same after the same round.
-
-    One that was put out, and has come back, begins its log anew.
-    """
-    logs = []
-    for peer in peers:
-        while (answer := peer.next(90))["event"] == "back":
-            pass
-        assert answer["event"] == "went", peer.stderr()
-        logs.append(answer["log"])
-    held: dict[int, str] = {}
-    for one in (one for log in logs for one in log):
-        assert held.setdefault(one["round"], one["outer"]) == one["outer"], logs
-    return logs[0]
-
-
-def comes_back_late(peers: Peers, missed: int = 1, **options: Any) -> list[int]:
-    """The last one misses rounds, comes to the end of its own, and is back in a later one.
-
-    Returns the numbers of members that contributed to each round since it was late.
-    """
-    late, others = peers[-1:], peers[:-1]
-    log = go(others, missed, inner=False, **options)[0]
-    assert log[-1]["size"] == len(others)
-    tell(late, partial(member.go, 1, until=len(peers), **options))
-    late[0].expect("back", 90)
-    asked(late[0])
-    tell(others, partial(member.go, 1, until=len(peers), **options))
-    log += went(peers)
-    return [len(one["contributors"]) for one in log]
 
 
 class Reference:
@@ -122,16 +89,20 @@ def test_what_a_late_member_has_learned_counts_where_it_is_let_in(
         {"quantize": "int8"},
     ],
 )
-def test_members_agree_after_one_was_late_whatever_they_send(
+def test_what_a_late_member_has_learned_counts_whatever_members_send(
     run: Run, options: dict[str, Any]
 ) -> None:
     peers = Peers(run.peers(4, member.serve))
     make(peers, seed=0, **QUORUM, **options)
     made(peers)
-    go(peers, 1)
-    counts = comes_back_late(peers)
-    assert counts[0] == 3 and counts[-1] == 4
+    go(peers, 1, tokens=8)
+    counts = comes_back_late(peers, tokens=8)
+    assert counts == [*[3] * (len(counts) - 2), 4, 4]
     shown(peers)  # which compares what they hold
+    # Where it is let in, what it has learned when it was late counts.
+    tell(peers, member.show_world_tokens)
+    learned = 3 * 8 * (4 + sum(counts))
+    assert [peer.expect("tokens")["tokens"] for peer in peers] == [learned] * 4
 
 
 def test_what_a_late_member_has_learned_counts_once_it_has_watched(run: Run) -> None:
@@ -146,7 +117,7 @@ def test_what_a_late_member_has_learned_counts_once_it_has_watched(run: Run) -> 
     asked(late[0])
     tell(others, partial(watching.go_until_newcomers_count, 3, pace=0.1))
     counts = late[0].expect("counts", 90)["round"]
-    assert went(peers)[-1]["round"] == counts + 3
+    assert came_back(peers)[-1]["round"] == counts + 3
     want = Reference()
     want.round([want.learned(number) for number in range(4)])
     kept = want.learned(3)
@@ -187,7 +158,7 @@ def test_a_member_that_is_late_again_while_it_comes_back_goes_on_trying(run: Run
     finally:
         late[0].signal(signal.SIGCONT)
     tell(others, partial(member.go, 1, until=4))
-    assert len(went(peers)[-1]["contributors"]) == 4
+    assert len(came_back(peers)[-1]["contributors"]) == 4
 
 
 def test_members_that_begin_wait_for_one_that_begins_late(run: Run) -> None:

@@ -85,7 +85,7 @@ class DiLoCo(Joining):
             `grace_seconds`. Then the master evicts them, and they come back by `rejoin`, which a
             quorum requires; set `background_join`, too. Their learning counts in the next round
             that they take part in, if that is at most four rounds later. It does not count in
-            "streaming", with `compression`, or with `data`, where others learn from their examples.
+            "streaming", or with `data`, where others learn from their examples.
             Not for a rank of a replica. Default: all wait for all.
         grace_seconds: See `quorum`. Longer than the usual difference between members. Default: 2.
         mode: "sync" (the default): the reduction blocks. "async": it runs in the background of the
@@ -199,12 +199,8 @@ class DiLoCo(Joining):
         self._announced = False  # links were told of it
         self._given: Mapping[int, Contribution] = {}  # in the present call of `_advance`
         self._late: Late | None = None
-        self._keeps_learning = (
-            plan.quorum is not None
-            and plan.mode != "streaming"
-            and plan.sparse is None
-            and self._data is None
-        )
+        in_turns = plan.mode == "streaming"
+        self._keeps_learning = plan.quorum is not None and not in_turns and self._data is None
         self._seen = [_Seen() for _ in fragments]
         # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
