@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pccl
-from pccl.adapters.torch.diloco import DiLoCo, check_end
+from pccl.adapters.torch.diloco import DiLoCo, catch_up, check_end
 from pccl.errors import InvalidUsage
 
 try:
@@ -17,7 +17,7 @@ except ImportError:  # the same, under the name of its own package
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pccl.training.diloco import Keywords
+    from pccl.adapters.torch.diloco import DiLoCoKeywords
 
 __all__ = ["DiLoCoCallback"]
 
@@ -33,10 +33,13 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
     members have the same parameters at the end. When a member is lost, the others go on.
 
     `pccl.init` is called when training begins, unless the program has done it. The Trainer's
-    checkpoints contain the state of DiLoCo.
+    checkpoints contain the state of DiLoCo. Schedules of the learning rate that go by steps follow
+    the run's, also those of a newcomer. The numbers of `DiLoCo.log_dict` are logged at the end of
+    each round.
 
     Args:
-        keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`.
+        keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`, also `exclude` and
+            `outer_optimizer`.
 
     Attributes:
         diloco: The `DiLoCo` around the module; None before training.
@@ -47,7 +50,7 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
         PCCLError: In `fit`: what `DiLoCo` and its `step` raise.
     """
 
-    def __init__(self, **keywords: Unpack[Keywords]) -> None:
+    def __init__(self, **keywords: Unpack[DiLoCoKeywords]) -> None:
         self.diloco: DiLoCo | None = None
         self._keywords = keywords
         self._keywords["join"] = False  # the Trainer loads its checkpoint first
@@ -70,6 +73,7 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
             self.diloco.load_state_dict(self._loaded)
             self._loaded = None
         self.diloco.join()
+        self._catch_up(trainer)
         self._steps = trainer.global_step
 
     def on_train_batch_end(
@@ -80,6 +84,7 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
             return
         self._steps = trainer.global_step
         ended = self.diloco.step()
+        self._catch_up(trainer)  # it may have come back
         if ended:
             pl_module.log_dict(self.diloco.log_dict())
         # In rounds that end by their time, only the end of one is the same for all members.
@@ -90,6 +95,12 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         assert self.diloco is not None
         self.diloco.finish()
+
+    def _catch_up(self, trainer: Any) -> None:
+        assert self.diloco is not None
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "step":
+                catch_up(config.scheduler, self.diloco.inner_step, config.frequency)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.diloco is None else self.diloco.state_dict()

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 import pccl
-from pccl.adapters.torch.diloco import DiLoCo, check_end
+from pccl.adapters.torch.diloco import DiLoCo, catch_up, check_end
 from pccl.errors import InvalidUsage
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pccl.training.diloco import Keywords
+    from pccl.adapters.torch.diloco import DiLoCoKeywords
 
 __all__ = ["DiLoCoCallback"]
 
@@ -29,10 +29,14 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
     made `max_steps` steps; a newcomer begins where the others are and makes fewer of its own. All
     members have the same parameters at the end. When a member is lost, the others go on.
 
-    `pccl.init` is called when training begins, unless the program has done it.
+    `pccl.init` is called when training begins, unless the program has done it. The learning rate's
+    schedule follows the run's steps, also that of a newcomer. Whatever the Trainer logs has the
+    numbers of `DiLoCo.log_dict`, too: in its `state.log_history`, and for callbacks that come after
+    this one.
 
     Args:
-        keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`.
+        keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`, also `exclude` and
+            `outer_optimizer`.
 
     Attributes:
         diloco: The `DiLoCo` around the Trainer's model; None before training.
@@ -45,10 +49,10 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         PCCLError: In `train`: what `DiLoCo` and its `step` raise.
     """
 
-    def __init__(self, **keywords: Unpack[Keywords]) -> None:
+    def __init__(self, **keywords: Unpack[DiLoCoKeywords]) -> None:
         self.diloco: DiLoCo | None = None
         self._joins = keywords.get("join", True)
-        self._keywords: Keywords = {**keywords, "join": False}  # after its end is checked
+        self._keywords: DiLoCoKeywords = {**keywords, "join": False}  # after its end is checked
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         if args.world_size > 1:
@@ -66,13 +70,24 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
             pccl.init()
         if self._joins:
             self.diloco.join()
+        catch_up(of.get("lr_scheduler"), self.diloco.inner_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         assert self.diloco is not None
+        ended = self.diloco.step()
+        catch_up(of.get("lr_scheduler"), self.diloco.inner_step)  # it may have come back
         # In rounds that end by their time, only the end of one is the same for all members.
-        same = self.diloco.step() or self._keywords.get("round_seconds") is None
+        same = ended or self._keywords.get("round_seconds") is None
         if same and self.diloco.inner_step >= state.max_steps:
             control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **of: Any) -> None:
+        if self.diloco is None or logs is None:
+            return
+        numbers = self.diloco.log_dict()
+        logs.update(numbers)
+        if state.log_history:  # which has a copy of `logs` already
+            state.log_history[-1].update(numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         assert self.diloco is not None

@@ -1,5 +1,25 @@
 """DiLoCo; see `pccl.training.diloco`."""
 
-from pccl.training.diloco import SGD, DiLoCo, Inner, OuterOptimizer, Robust, Sparse, preset
+from pccl.training.diloco import (
+    SGD,
+    Data,
+    DiLoCo,
+    Inner,
+    Keywords,
+    OuterOptimizer,
+    Robust,
+    Sparse,
+    preset,
+)
 
-__all__ = ["SGD", "DiLoCo", "Inner", "OuterOptimizer", "Robust", "Sparse", "preset"]
+__all__ = [
+    "SGD",
+    "Data",
+    "DiLoCo",
+    "Inner",
+    "Keywords",
+    "OuterOptimizer",
+    "Robust",
+    "Sparse",
+    "preset",
+]

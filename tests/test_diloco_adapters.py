@@ -6,12 +6,12 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from diloco_run import Peers, go, made, make, tell, went
+from diloco_run import Peers, comes_back_late, go, made, make, tell, went
 from members import Members, each
 from programs import diloco_jax, diloco_torch
 from programs.diloco_member import fresh
@@ -51,27 +51,45 @@ def test_torch_models_are_trained_and_newcomers_get_the_outer_optimizers_state(
 
 
 def begin_transformers(
-    monkeypatch: pytest.MonkeyPatch, model: Any, options: Any, steps: int
-) -> Any:
+    monkeypatch: pytest.MonkeyPatch, model: Any, options: Any, steps: int, schedule: Any = None
+) -> tuple[Any, Callable[[], None]]:
+    """A callback in a Trainer, and what that does after an inner step."""
     package = SimpleNamespace(TrainerCallback=object)
     monkeypatch.setitem(sys.modules, "transformers", package)  # it is not installed with the tests
     monkeypatch.delitem(sys.modules, "pccl.adapters.transformers", raising=False)
     callback = importlib.import_module("pccl.adapters.transformers").DiLoCoCallback(**options)
     args = SimpleNamespace(world_size=1, load_best_model_at_end=False)
     state = SimpleNamespace(max_steps=steps)
-    callback.on_train_begin(args, state, None, model=model[0], optimizer=model[1])
-    return callback
+    control, of = SimpleNamespace(), {"optimizer": model[1], "lr_scheduler": schedule}
+    callback.on_train_begin(args, state, control, model=model[0], **of)
+    return callback, lambda: callback.on_step_end(args, state, control, **of)
 
 
-def begin_lightning(monkeypatch: pytest.MonkeyPatch, model: Any, options: Any, steps: int) -> Any:
+def begin_lightning(
+    monkeypatch: pytest.MonkeyPatch, model: Any, options: Any, steps: int, schedule: Any = None
+) -> tuple[Any, Callable[[], None]]:
+    """The same for Lightning."""
     for name in ("lightning", "lightning.pytorch"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(Callback=object))
     monkeypatch.delitem(sys.modules, "pccl.adapters.lightning", raising=False)
     callback = importlib.import_module("pccl.adapters.lightning").DiLoCoCallback(**options)
-    optimizers = [model[1]]
-    trainer = SimpleNamespace(world_size=1, max_steps=steps, optimizers=optimizers, global_step=0)
+    of_steps = SimpleNamespace(interval="step", frequency=1, scheduler=schedule)
+    of_epochs = SimpleNamespace(interval="epoch", frequency=1, scheduler=None)
+    trainer = SimpleNamespace(
+        world_size=1,
+        max_steps=steps,
+        optimizers=[model[1]],
+        global_step=0,
+        lr_scheduler_configs=[of_epochs] if schedule is None else [of_steps, of_epochs],
+    )
+    module = SimpleNamespace(log_dict=lambda numbers: None, named_parameters=None)
     callback.on_train_start(trainer, model[0])
-    return callback
+
+    def end_step() -> None:
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, module, None, None, 0)
+
+    return callback, end_step
 
 
 @pytest.mark.parametrize("begin", [begin_transformers, begin_lightning])
@@ -85,8 +103,70 @@ def test_trainers_that_would_end_in_the_middle_of_a_timed_round_are_refused(
     options = {"sync_every": 4, "round_seconds": 60.0, "comm": comm}
     with pytest.raises(pccl.InvalidArgument, match="max_steps, 10, must be a multiple .* 4"):
         begin(monkeypatch, model, options, 10)
-    assert begin(monkeypatch, model, options, 8).diloco.inner_step == 0
-    assert begin(monkeypatch, model, {"sync_every": 4, "comm": comm}, 10).diloco.inner_step == 0
+    assert begin(monkeypatch, model, options, 8)[0].diloco.inner_step == 0
+    options = {"sync_every": 4, "comm": comm}
+    assert begin(monkeypatch, model, options, 10)[0].diloco.inner_step == 0
+
+
+@pytest.mark.parametrize("begin", [begin_transformers, begin_lightning])
+@pytest.mark.filterwarnings("error")
+def test_a_trainers_schedule_is_at_the_runs_step_on_a_newcomer_and_after_coming_back(
+    begin: Callable[..., Any], members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from pccl.adapters.torch import DiLoCo
+
+    join = DiLoCo.join
+
+    def join_a_run_of_six_steps(self: DiLoCo) -> None:
+        join(self)
+        self._steps = 6
+
+    monkeypatch.setattr(DiLoCo, "join", join_a_run_of_six_steps)
+    net = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(net.parameters(), 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1 / (1 + step))
+    (comm,) = members(1)
+    options = {"sync_every": 3, "comm": comm}
+    callback, end_step = begin(monkeypatch, (net, inner), options, 100, schedule)
+    assert inner.param_groups[0]["lr"] == pytest.approx(1 / 7)
+    rates = []
+    for away in (0, 0, 12, 0):
+        inner.step()
+        schedule.step()
+        callback.diloco._steps += away  # what the others did meanwhile
+        end_step()
+        rates.append(1 / inner.param_groups[0]["lr"])
+    assert rates == pytest.approx([8, 9, 22, 23])
+
+
+def test_a_schedule_that_follows_a_loss_is_left_alone() -> None:
+    torch = pytest.importorskip("torch")
+    from pccl.adapters.torch.diloco import catch_up
+
+    inner = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), 1.0)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(inner)
+    catch_up(schedule, 5)
+    assert schedule.last_epoch == 0
+
+
+def test_a_transformers_trainer_logs_the_numbers_of_the_run(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(2, 1)
+    model = net, torch.optim.SGD(net.parameters(), 0.1)
+    (comm,) = members(1)
+    options = {"sync_every": 2, "comm": comm, "exclude": ["bias"]}
+    callback, end_step = begin_transformers(monkeypatch, model, options, 8)
+    for _ in range(2):
+        end_step()
+    logs = {"loss": 1.0}
+    state = SimpleNamespace(log_history=[{"loss": 1.0, "step": 2}])
+    callback.on_log(None, state, None, logs=logs)
+    for found in (logs, state.log_history[0]):
+        assert (found["loss"], found["diloco/outer_step"], found["round/members"]) == (1.0, 1, 1)
+    callback.on_log(None, SimpleNamespace(log_history=[]), None, logs={})
 
 
 def test_an_outer_sgd_of_torch_does_what_ours_does() -> None:
@@ -142,6 +222,44 @@ def test_jax_parameters_are_replaced_and_a_newcomer_gets_the_runs(run: Run) -> N
         assert went([*peers, *late], inner=inner)[2][-1]["dtype"] == options["dtype"]
         for worker in [*peers, *late]:
             worker.destroy()
+
+
+SHELLS = [
+    pytest.param("torch", diloco_torch, id="torch"),
+    pytest.param("jax", diloco_jax, id="jax", marks=pytest.mark.env(JAX_PLATFORMS="cpu")),
+]
+
+
+@pytest.mark.parametrize(("framework", "shell"), SHELLS)
+def test_a_model_that_is_late_watches_and_counts_again(
+    run: Run, framework: str, shell: ModuleType
+) -> None:
+    pytest.importorskip(framework)
+    peers = Peers(run.peers(3, shell.serve))
+    waits: dict[str, Any] = {"quorum": 0.6, "grace_seconds": 2.0, "rejoin": "told"}
+    make(peers, shell=shell, sync_every=3, background_join=True, **waits)
+    made(peers)
+    go(peers, 1, shell=shell)
+    counts = comes_back_late(peers, shell=shell)
+    assert counts[0] == 2 and counts[-1] == 3
+    assert [log[-1]["size"] for log in go(peers, 2, inner=False, shell=shell)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("how", ["clip", "trimmed"])
+@pytest.mark.parametrize(("framework", "shell"), SHELLS)
+def test_timed_rounds_of_a_model_bound_the_influence_of_a_member_that_spoils_them(
+    run: Run, framework: str, shell: ModuleType, how: str
+) -> None:
+    pytest.importorskip(framework)
+    peers = Peers(run.peers(3, shell.serve))
+    timed: dict[str, Any] = {"sync_every": 100_000, "round_seconds": 0.3, "robust": how}
+    make(peers[:2], shell=shell, **timed)
+    make(peers[2:], 2, shell=shell, spoil=1e6, **timed)
+    made(peers)
+    for log in go(peers, 3, shell=shell):
+        assert [one["round"] for one in log] == [1, 2, 3]
+        assert all(1 <= one["steps"] < 100_000 for one in log)
+        assert all(peers.ids[2] in one["limited"] for one in log)
 
 
 def test_jax_parameters_of_float64_stay_so(members: Members) -> None:

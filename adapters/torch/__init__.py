@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from _pccl_torch import api_untraced, class_untraced
 from pccl.adapters.torch import tensors
-from pccl.adapters.torch.diloco import DiLoCo
+from pccl.adapters.torch.diloco import DiLoCo, DiLoCoKeywords
 from pccl.adapters.torch.tensors import *  # noqa: F403
 
 if dist.is_available():
@@ -19,5 +19,5 @@ if dist.is_available():
 class_untraced(DiLoCo)
 api_untraced()  # for a program without the entry point, which imports pccl before torch
 
-__all__ = ["DDPState", "DiLoCo", "ddp_hook"]
+__all__ = ["DDPState", "DiLoCo", "DiLoCoKeywords", "ddp_hook"]
 __all__ += tensors.__all__

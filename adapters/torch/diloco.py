@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from pccl.training import diloco
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DiLoCo"]  # and for trainers: check_end
+__all__ = ["DiLoCo", "DiLoCoKeywords"]  # and for trainers: check_end, catch_up
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -78,6 +79,13 @@ class _Outer:
         self._optimizer.step()
         for tensor in self._tensors:
             tensor.grad = None
+
+
+class DiLoCoKeywords(diloco.Keywords, total=False):
+    """The keywords of `DiLoCo` and of the trainers' callbacks, for programs that pass them on."""
+
+    exclude: Iterable[str]
+    outer_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None
 
 
 class DiLoCo(diloco.DiLoCo):
@@ -158,6 +166,28 @@ def check_end(training: diloco.DiLoCo, steps: int) -> None:
             f"multiple of sync_every, {plan.sync_every}"
         )
         raise InvalidArgument.because("DiLoCoCallback", sentence)
+
+
+def catch_up(scheduler: Any, steps: int, frequency: int = 1) -> None:
+    """Brings a learning rate's schedule to that step of the run, which another member began.
+
+    Does nothing where the schedule is there already, as without newcomers, and for a
+    `ReduceLROnPlateau`, which follows a loss.
+
+    Args:
+        scheduler: Of torch, or of a trainer around one; None: there is none.
+        frequency: Steps of the run for one of the schedule.
+    """
+    if scheduler is None:
+        return
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return
+    behind = steps // frequency - int(scheduler.state_dict().get("last_epoch", steps))
+    with warnings.catch_warnings():
+        # The steps in between were made by others, not by this optimizer.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step\\(\\)` before")
+        for _ in range(behind):
+            scheduler.step()
 
 
 def _shared(

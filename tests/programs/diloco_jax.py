@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from programs.diloco_member import rounds
+import pccl
+from programs.diloco_member import REJOIN, multiply, rounds
 from programs.peer import peer_id, say, start
 from programs.shell import obey
 
@@ -15,6 +16,7 @@ outer: Any
 state: Any
 params: Any
 target: Any
+every: int
 
 
 def serve() -> NoReturn:
@@ -26,9 +28,19 @@ def serve() -> NoReturn:
     obey()
 
 
-def make(number: int, *, dtype: str = "float32", **options: Any) -> None:
-    """Makes the DiLoCo around two parameters."""
-    global outer, state, params, target
+def make(
+    number: int,
+    *,
+    dtype: str = "float32",
+    rejoin: str | None = None,
+    spoil: float | None = None,
+    **options: Any,
+) -> None:
+    """Makes the DiLoCo around two parameters.
+
+    `rejoin`: a key of REJOIN. `spoil`: this member's pseudo-gradients are multiplied by that.
+    """
+    global outer, state, params, target, every
     import jax
     import jax.numpy as jnp
 
@@ -37,8 +49,11 @@ def make(number: int, *, dtype: str = "float32", **options: Any) -> None:
     key = jax.random.key(number)
     params = {"w": jax.random.normal(key, (40, 3), dtype), "b": jnp.float32(number)}
     target = jax.tree.map(lambda p: p + number, params)
-    outer = diloco(**options)
+    every = options["sync_every"]
+    outer = diloco(rejoin=None if rejoin is None else REJOIN[rejoin], **options)
     state = outer.init(params)
+    if spoil is not None:
+        multiply(state.core, spoil)
     params = state.params
     say(event="made", round=state.core.outer_step)
 
@@ -59,13 +74,17 @@ def go(count: int, *, until: int = 0) -> None:
         global params, state
         params = jax.tree.map(lambda p, t: (p - 0.1 * (p - t)).astype(p.dtype), params, target)
         params, state = outer.update(params, state, tokens=8)
-        if state.core.inner_step % 3 != 0:
+        core = state.core
+        if core.inner_step % every != 0:
             return None
         return {
-            "round": state.core.outer_step,
+            "round": core.outer_step,
             "inner": digest(params),
-            "contributors": None,
-            "outer": digest(state.core.parameters),
+            "contributors": None if core.info is None else sorted(core.info.contributors),
+            "outer": digest(core.parameters),
+            "size": pccl.world_size(),
+            "steps": core.round_steps,
+            "limited": list(core.limited),
             "dtype": str(params["w"].dtype),
         }
 

@@ -209,14 +209,15 @@ def make(
         options["compression"] = Sparse(**sparse)
     diloco = DiLoCo(model, rejoin=None if rejoin is None else REJOIN[rejoin], **options)
     if spoil is not None:
-        _spoil(np.float32(spoil))
+        multiply(diloco, spoil)
     say(event="made", **look())
 
 
-def _spoil(factor: np.float32) -> None:
+def multiply(diloco: DiLoCo, factor: float) -> None:
+    """From now on: this member's pseudo-gradients are multiplied by that."""
     true = diloco._difference
     diloco._difference = lambda fragment: [  # type: ignore[method-assign]
-        np.asarray(factor * one) for one in true(fragment)
+        np.asarray(np.float32(factor) * one) for one in true(fragment)
     ]
 
 

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from programs.diloco_member import rounds
+import pccl
+from programs.diloco_member import REJOIN, multiply, rounds
 from programs.peer import peer_id, say, start
 from programs.shell import obey
 
@@ -43,9 +44,19 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adam": _adam, "sgd": _sgd}
 
 
 def make(
-    number: int, *, dtype: str = "float32", outer_optimizer: str | None = None, **options: Any
+    number: int,
+    *,
+    dtype: str = "float32",
+    outer_optimizer: str | None = None,
+    rejoin: str | None = None,
+    spoil: float | None = None,
+    **options: Any,
 ) -> None:
-    """Makes the DiLoCo around a small model. `outer_optimizer`: a key of OPTIMIZERS."""
+    """Makes the DiLoCo around a small model.
+
+    `outer_optimizer`: a key of OPTIMIZERS. `rejoin`: one of REJOIN. `spoil`: this member's
+    pseudo-gradients are multiplied by that.
+    """
     global diloco, model, inner, data
     import torch
 
@@ -59,7 +70,9 @@ def make(
     data = torch.Generator().manual_seed(number)
     if outer_optimizer is not None:
         options["outer_optimizer"] = OPTIMIZERS[outer_optimizer]
-    diloco = DiLoCo(model, inner, **options)
+    diloco = DiLoCo(model, inner, rejoin=None if rejoin is None else REJOIN[rejoin], **options)
+    if spoil is not None:
+        multiply(diloco, spoil)
     say(event="made", round=diloco.outer_step)
 
 
@@ -88,7 +101,10 @@ def go(count: int, *, until: int = 0) -> None:
             "loss": loss.item(),
             "outer": digest(diloco.parameters.values()),
             "inner": digest(model.parameters()),
-            "contributors": None,
+            "contributors": None if diloco.info is None else sorted(diloco.info.contributors),
+            "size": pccl.world_size(),
+            "steps": diloco.round_steps,
+            "limited": list(diloco.limited),
         }
 
     say(event="went", log=rounds(count, until, lambda: diloco.info, step))
