@@ -67,8 +67,12 @@ def digest(tree: Any) -> str:
 
 
 def go(count: int, *, until: int = 0) -> None:
-    """Trains through rounds, as diloco_member.rounds says."""
+    """Trains through rounds, as diloco_member.rounds says. Newcomers that watch take no part."""
     import jax
+
+    def info() -> pccl.ReduceInfo | None:
+        found: pccl.ReduceInfo | None = state.core.info
+        return None if state.core.observers else found
 
     def step() -> dict[str, Any] | None:
         global params, state
@@ -88,4 +92,4 @@ def go(count: int, *, until: int = 0) -> None:
             "dtype": str(params["w"].dtype),
         }
 
-    say(event="went", log=rounds(count, until, lambda: state.core.info, step))
+    say(event="went", log=rounds(count, until, info, step))

@@ -85,8 +85,12 @@ def digest(tensors: Iterable[Any]) -> str:
 
 
 def go(count: int, *, until: int = 0) -> None:
-    """Trains through rounds, as diloco_member.rounds says."""
+    """Trains through rounds, as diloco_member.rounds says. Newcomers that watch take no part."""
     import torch
+
+    def info() -> pccl.ReduceInfo | None:
+        found: pccl.ReduceInfo | None = diloco.info
+        return None if diloco.observers else found
 
     def step() -> dict[str, Any] | None:
         x = torch.randn(32, 9, generator=data).to(model[0].weight.dtype)
@@ -107,4 +111,4 @@ def go(count: int, *, until: int = 0) -> None:
             "limited": list(diloco.limited),
         }
 
-    say(event="went", log=rounds(count, until, lambda: diloco.info, step))
+    say(event="went", log=rounds(count, until, info, step))
