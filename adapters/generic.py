@@ -1,9 +1,11 @@
 """Arrays of any library that shows its CPU memory, by DLPack or by Python's buffer protocol.
 
-The last resort, for types that no other adapter knows: MLX's arrays, those of Array-API libraries
-in CPU memory, array.array, bytearray, memoryview, ctypes. Inputs are read in place. A result has
-the input's kind if its library takes memory over (`from_dlpack` or `asarray` of its
-`__array_namespace__`), or is array.array, bytearray or memoryview; else it is a NumPy array.
+The last resort, for types that no other adapter knows: MLX's arrays, TensorFlow's tensors, those of
+Array-API libraries, array.array, bytearray, memoryview, ctypes. Inputs in CPU memory are read in
+place. Those on another device are read through the buffer protocol where the CPU shares the
+device's memory (MLX on Metal), else as the copy that `__array__` makes. A result has the input's
+kind if its library takes memory over (`from_dlpack` or `asarray` of its `__array_namespace__`), or
+is array.array, bytearray or memoryview; else it is a NumPy array.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 
 from pccl import _arrays
 from pccl.adapters import Array, Buffer, Node, Shared, as_array
-from pccl.errors import InvalidArgument, NotSupported
+from pccl.errors import InvalidArgument, NotSupported, PCCLError
 from pccl.types import DataType
 
 __all__ = ["adopt", "flatten", "from_buffers", "recognises", "share", "to_buffers"]
@@ -43,27 +45,57 @@ def _has_dlpack(leaf: object) -> bool:
     return hasattr(type(leaf), "__dlpack__") and hasattr(type(leaf), "__dlpack_device__")
 
 
+def _device_type(leaf: Any) -> int:
+    """The number of its device's type in DLPack. Some libraries leave out the device's own."""
+    told = leaf.__dlpack_device__()
+    return int(told[0] if isinstance(told, tuple) else told)
+
+
 def _view(leaf: Any, *, writable: bool) -> Array:
     """A NumPy view of the array's memory; read-only where the library says so, or cannot say.
 
     Raises:
         InvalidArgument: It gives none.
-        NotSupported: It is not in CPU memory, or NumPy does not know its elements.
+        NotSupported: It is neither in CPU memory nor can be copied there by NumPy, or NumPy does
+            not know its elements.
     """
     try:
         if not _has_dlpack(leaf):
             return np.asarray(memoryview(leaf))
-        device = int(leaf.__dlpack_device__()[0])
-        if device != _DLPACK_CPU:
-            sentence = f"its memory is on device type {device} of DLPack; copy it to the CPU first"
-            raise NotSupported.because("", sentence)
-        return _imported(leaf, writable=writable)
+        device = _device_type(leaf)
+        if device == _DLPACK_CPU:
+            return _imported(leaf, writable=writable)
+        why = f"its memory is on device type {device} of DLPack; copy it to the CPU first"
     except RuntimeError as error:  # NumPy's, of dtypes
-        if isinstance(error, NotSupported):
-            raise
-        raise NotSupported.because("", f"NumPy cannot look into it: {error}") from error
+        why = f"NumPy cannot look into it: {error}"
     except (AttributeError, BufferError, TypeError, ValueError) as error:
         raise InvalidArgument.because("", f"it does not show its memory: {error}") from error
+    return _on_host(leaf, why)
+
+
+def _on_host(leaf: Any, why: str) -> Array:
+    """Its elements where DLPack does not show them to NumPy, to be read only.
+
+    In the memory that the CPU shares with the device, or in a copy. Only DLPack says whether memory
+    may be written: libraries whose arrays do not change let several of them share it.
+
+    Raises:
+        NotSupported: There is no other way, either. Says `why` one is needed.
+    """
+    seen: Array
+    try:
+        seen = np.asarray(memoryview(leaf))
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        # Without `__array__`, NumPy would ask for one element after the other.
+        if not hasattr(type(leaf), "__array__"):
+            raise NotSupported.because("", why) from None
+        try:
+            seen = np.asarray(leaf)
+        except Exception as error:  # the library's own
+            raise NotSupported.because("", f"{why} ({error})") from error
+    seen = seen.view()
+    seen.flags.writeable = False
+    return seen
 
 
 def _imported(leaf: Any, *, writable: bool) -> Array:
@@ -86,7 +118,7 @@ def to_buffers(leaf: Any, *, writable: bool) -> Sequence[Buffer]:
     """One view of the array's memory, any strides.
 
     Raises:
-        NotSupported: Not in CPU memory, or a dtype that is not there yet.
+        NotSupported: The CPU cannot read it, or a dtype that is not there yet.
         InvalidArgument: It shows no memory, or its dtype cannot be reduced.
     """
     view = _view(leaf, writable=writable)
@@ -112,14 +144,16 @@ def _handed_over(like: Any, result: Array) -> object:
     if namespace is None:
         return result
     found = namespace()
-    for name in ("from_dlpack", "asarray"):
+    dtype = {"dtype": like.dtype} if hasattr(like, "dtype") else {}
+    for name, how in (("from_dlpack", {}), ("asarray", {}), ("asarray", dtype)):
         take = getattr(found, name, None)
         try:
-            made = None if take is None else take(result)
-        except (BufferError, RuntimeError, TypeError, ValueError):
+            made = None if take is None else take(result, **how)
+            # MLX makes float32 of float64 unless it is told the dtype.
+            if isinstance(made, type(like)) and _view(made, writable=False).dtype == result.dtype:
+                return made
+        except (BufferError, PCCLError, RuntimeError, TypeError, ValueError):
             continue  # the values are returned as a NumPy array then
-        if isinstance(made, type(like)):
-            return made
     return result
 
 
@@ -127,7 +161,7 @@ def share(leaf: Any) -> Shared:
     """The array's bytes; its own memory when that may be written.
 
     Raises:
-        NotSupported: Not in CPU memory.
+        NotSupported: The CPU cannot read it.
         InvalidArgument: It shows no memory.
     """
     return _arrays.share(_view(leaf, writable=False))

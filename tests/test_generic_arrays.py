@@ -69,9 +69,52 @@ class Elsewhere(Shown):
         return 2, 0  # CUDA
 
 
+class Copied(Elsewhere):
+    """On a device that the CPU cannot see: NumPy gets a copy, as of TensorFlow's tensors there."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.values.copy()
+
+
+class Unified(array):  # type: ignore[type-arg]
+    """As MLX's arrays on Metal: the CPU sees the device's memory, by the buffer protocol only.
+
+    They do not change, may share memory, and have float32 where they were not told float64.
+    """
+
+    def __dlpack__(self, **how: Any) -> Any:
+        raise BufferError("not on the CPU")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 8, 0  # Metal
+
+    @property
+    def dtype(self) -> str:
+        return self.typecode
+
+    def __array_namespace__(self) -> Any:
+        def asarray(given: Any, dtype: str = "") -> Unified:
+            kind = dtype or np.asarray(given).dtype.char.replace("d", "f")
+            return Unified(kind, np.asarray(given).ravel().tolist())
+
+        return SimpleNamespace(asarray=asarray)
+
+
+class Unnumbered(Shown):
+    """Names its device's type alone."""
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()[0]
+
+
 class Silent(Shown):
     def __dlpack__(self, **how: Any) -> Any:
         raise BufferError("still computing")
+
+
+class Stubborn(Elsewhere):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError("no implicit copies")
 
 
 def c_floats(values: Any) -> Any:
@@ -87,6 +130,9 @@ MAKERS: dict[str, tuple[Callable[[Any], Any], type]] = {
     "DLPack before 1.0": (Before1, np.ndarray),
     "namespace": (Own, Own),
     "asarray": (Converts, Converts),
+    "device without its number": (Unnumbered, np.ndarray),
+    "unified f": (lambda values: Unified("f", values), Unified),
+    "unified d": (lambda values: Unified("d", values), Unified),
     "array.array f": (lambda values: array("f", values), array),
     "array.array q": (lambda values: array("q", map(int, values)), array),
     "bytearray": (lambda values: bytearray(map(int, values)), bytearray),
@@ -151,7 +197,10 @@ def test_all_collectives_keep_their_kind(
     assert looked_into(told[0]).ravel().tolist() == want
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "DLPack before 1.0"])
+READ_ONLY = {"DLPack before 1.0", "unified f", "unified d"}
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in READ_ONLY])
 def test_outputs_are_written_where_they_are(pair: list[pccl.Communicator], name: str) -> None:
     make, _ = MAKERS[name]
 
@@ -194,8 +243,10 @@ def frozen(values: np.ndarray) -> np.ndarray:
         lambda: memoryview(bytes(3)),
         lambda: Shown(frozen(np.zeros(3, np.uint8))),
         lambda: Copies(np.zeros(3, np.uint8)),
+        lambda: Copied(np.zeros(3, np.uint8)),
+        lambda: Unified("B", [0, 0, 0]),
     ],
-    ids=["memoryview", "DLPack", "copies"],
+    ids=["memoryview", "DLPack", "copies", "on a device", "unified"],
 )
 def test_what_must_not_be_written_is_read_and_not_written(
     pair: list[pccl.Communicator], make: Callable[[], Any]
@@ -221,7 +272,8 @@ def test_dlpack_before_1_cannot_say_that_it_may_be_written_and_so_is_not(
     ("leaf", "error", "words"),
     [
         (b"123", pccl.InvalidArgument, "a bytes is neither"),
-        (Elsewhere([1.0]), pccl.NotSupported, "device type 2"),
+        (Elsewhere([1.0]), pccl.NotSupported, "device type 2 of DLPack; copy it to the CPU first"),
+        (Stubborn([1.0]), pccl.NotSupported, r"CPU first \(no implicit copies\)"),
         (Silent([1.0]), pccl.InvalidArgument, "still computing"),
         (array("u", "abc"), (pccl.InvalidArgument, pccl.NotSupported), r"\[0\]"),
         (memoryview(np.ones(3, bool)), pccl.InvalidArgument, "bool"),
@@ -306,6 +358,7 @@ def test_they_are_shared_state(pair: list[pccl.Communicator]) -> None:
             "bytes": bytearray([rank, rank]),
             "own": Own(np.full(3, rank)),
             "fixed": Own(frozen(np.full(3, rank))),
+            "unified": Unified("d", [rank]),
             "flags": memoryview(np.array([rank == 0, True])),
         }
         synced = pccl.sync(state, comm=comm)
@@ -320,11 +373,12 @@ def test_they_are_shared_state(pair: list[pccl.Communicator]) -> None:
     first, second = each(pair, call)
     assert first[1:] == second[1:]
     assert first[1]["fixed"] == "Own" and first[1]["floats"] == "array"
+    assert first[1]["unified"] == "Unified"
     origin = first[2]["bytes"][0]  # whose state counted
     assert first[2]["floats"] == [origin + 1.5, 2] and first[2]["own"] == [origin] * 3
     assert first[2]["flags"] == [origin == 0, True]
     received = (first, second)[1 - origin]
-    assert received[0] == [True, True, True, False, True]
+    assert received[0] == [True, True, True, False, False, True]
 
 
 def test_explicit_takes_them(pair: list[pccl.Communicator]) -> None:
@@ -350,6 +404,100 @@ def test_array_api_strict_keeps_to_the_standard_and_gets_its_kind_back(
 
     wanted = np.arange(6.0).reshape(2, 3)
     assert each(pair, call) == [((wanted * 3).tolist(), (wanted * 1.5).tolist())] * 2
+
+
+def test_a_shared_memory_is_not_written_by_a_sync(pair: list[pccl.Communicator]) -> None:
+    mine = [Unified("f", [rank]) for rank in range(2)]
+    for made in each(pair, lambda rank, comm: pccl.sync([mine[rank]], comm=comm)):
+        assert isinstance(made[0], Unified) and made[0].tolist() == [0]
+    assert [one.tolist() for one in mine] == [[0], [1]]
+
+
+@pytest.fixture(scope="module")
+def real() -> Callable[[str], Any]:
+    """Finds a package that the tests do not install, and that CI may lack."""
+
+    def find(name: str) -> Any:
+        return pytest.importorskip(name, reason=f"{name} is not installed", exc_type=ImportError)
+
+    return find
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int64", "uint8"])
+def test_mlx_arrays_are_reduced_and_come_back(
+    pair: list[pccl.Communicator], real: Callable[[str], Any], dtype: str
+) -> None:
+    mx = real("mlx.core")
+
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        mine = mx.array(np.arange(6).reshape(2, 3), dtype=getattr(mx, dtype)) * (rank + 1)
+        work = pccl.allreduce_async({"x": mine}, comm=comm)
+        made = [
+            pccl.allreduce([mine.T], comm=comm)[0].T,
+            work.wait()["x"],
+            pccl.broadcast({"x": mine}, root=1, comm=comm)["x"],
+            pccl.allgather(mine, comm=comm)[1],
+            pccl.reduce_scatter(mine, comm=comm),
+            pccl.sync({"x": mine, "step": rank}, comm=comm)["x"],
+            mine,
+        ]
+        assert all(type(one) is mx.array and one.dtype == mine.dtype for one in made)
+        return [np.asarray(one).tolist() for one in made]
+
+    x = np.arange(6).reshape(2, 3)
+    for rank, told in enumerate(each(pair, call)):
+        total = 3 * x
+        synced = x * told[5][0][1]  # whose state counted
+        want = [total, total, 2 * x, 2 * x, total[rank : rank + 1], synced, x * (rank + 1)]
+        assert told == [one.tolist() for one in want]
+
+
+def test_mlx_arrays_are_not_written_and_some_are_refused(
+    pair: list[pccl.Communicator], real: Callable[[str], Any]
+) -> None:
+    mx = real("mlx.core")
+    target = mx.zeros(3)
+    mx.eval(target)
+    alike = target.reshape(3)  # shares its memory
+    for call in (pccl.allreduce, pccl.broadcast):
+        with pytest.raises(pccl.InvalidArgument, match="out: the array is read-only"):
+            call(np.ones(3, np.float32), out=target, comm=pair[0])
+    assert alike.tolist() == [0, 0, 0]
+    with pytest.raises(pccl.NotSupported, match=r"tree\['b'\]: NumPy cannot look into it"):
+        pccl.allreduce({"b": mx.ones(3, dtype=mx.bfloat16)}, comm=pair[0])
+    with pytest.raises(pccl.InvalidArgument, match=r"dtype bool is combined with"):
+        pccl.allreduce(mx.array([True]), comm=pair[0])
+
+
+def test_tensorflow_tensors_are_reduced_to_numpy_arrays(
+    pair: list[pccl.Communicator], real: Callable[[str], Any]
+) -> None:
+    tf = real("tensorflow")
+
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        mine = tf.reshape(tf.range(6, dtype=tf.float32), (2, 3)) * (rank + 1)
+        work = pccl.allreduce_async({"x": mine}, comm=comm)
+        half = tf.constant([1.5, 2], tf.bfloat16) * (rank + 1)
+        made = [
+            pccl.allreduce([mine], comm=comm)[0],
+            work.wait()["x"],
+            pccl.broadcast(mine, root=1, comm=comm),
+            pccl.allgather(mine, comm=comm)[1],
+            pccl.sync({"x": mine}, comm=comm)["x"],
+            pccl.allreduce(half, comm=comm),
+        ]
+        assert all(type(one) is np.ndarray for one in (*made[:4], made[5])), made
+        return [np.asarray(one).astype(np.float32).tolist() for one in made]
+
+    x = np.arange(6.0).reshape(2, 3)
+    for told in each(pair, call):
+        synced = x * told[4][0][1]
+        want = [3 * x, 3 * x, 2 * x, 2 * x, synced, np.array([4.5, 6])]
+        assert told == [one.tolist() for one in want]
+    with pytest.raises(pccl.InvalidArgument, match="out: the array is read-only"):
+        pccl.allreduce(np.ones(3), out=tf.zeros(3, tf.float64), comm=pair[0])
+    with pytest.raises(pccl.InvalidArgument, match=r"pass numpy\.asarray of it"):
+        pccl.allreduce(tf.Variable([1.0]), comm=pair[0])
 
 
 class Variable:
