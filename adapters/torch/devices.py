@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from _pccl_torch import other_accelerators
+
 # Pinned memory stays with the process, so larger tensors do without.
 _PINNED = 1 << 30
 
@@ -27,6 +29,12 @@ def empty_on_cpu(like: torch.Tensor) -> torch.Tensor:
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in CPU memory: itself if it is there."""
     return tensor if tensor.device.type == "cpu" else empty_on_cpu(tensor).copy_(tensor)
+
+
+def from_cpu(elements: torch.Tensor, to: torch.Tensor) -> None:
+    """Gives `to`, on any device, these elements, rounded to its dtype."""
+    # Rounded here, so that an accelerator gets its own dtype, and by pinned memory.
+    to.copy_(elements if to.device.type == "cpu" else empty_on_cpu(to).copy_(elements))
 
 
 class AnyDevice:
@@ -120,27 +128,59 @@ class Cuda:
         return wait
 
 
+class _CallersStream:
+    """The calling thread's stream on a device that is not CUDA's, for work of another thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.accelerator.current_stream(device)
+
+    @contextmanager
+    def copies(self) -> Iterator[None]:
+        """Puts the thread's work on that stream, and waits for it at the end."""
+        accelerator = torch.accelerator
+        index = accelerator.current_device_index()
+        before = accelerator.current_stream(self._stream.device)
+        accelerator.set_stream(self._stream)  # and its device
+        try:
+            yield
+        finally:
+            self._stream.record_event().synchronize()
+            accelerator.set_stream(before)
+            accelerator.set_device_index(index)
+
+
+def _order(device: torch.device) -> Cuda | _CallersStream | None:
+    """The way that work of another thread follows that of the calling one on this device."""
+    if device.type == "cuda":
+        found = Cuda.of(device)
+        found.wait_for_caller()
+        return found
+    # By name, since torch.accelerator is new. It is for one type of device.
+    known = hasattr(getattr(torch, "accelerator", None), "set_device_index")
+    return _CallersStream(device) if known and device.type in other_accelerators() else None
+
+
 def after_caller(
     tensors: Sequence[torch.Tensor],
 ) -> Callable[[], AbstractContextManager[None]]:
     """For another thread, whose work on these tensors is to follow the calling thread's.
 
-    The calling thread's CUDA streams are its own; by itself, another thread's work on a device
-    would not wait for them. The result makes a context for that thread: its work on these tensors'
-    CUDA devices begins after what the caller has begun until now, and is over at the context's end.
+    The calling thread's streams are its own; by itself, another thread's work on a device would not
+    wait for them. The result makes a context for that thread: its work on these tensors' devices
+    begins after what the caller has begun until now, and is over at the context's end. Devices that
+    torch.accelerator does not know are left out; each of their copies waits for the thread's own
+    stream only.
     """
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    if not devices:
+    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    found = [order for order in map(_order, devices) if order is not None]
+    if not found:
         return nullcontext
-    found = [Cuda.of(device) for device in devices]
-    for device in found:
-        device.wait_for_caller()
 
     @contextmanager
     def entered() -> Iterator[None]:
         with ExitStack() as stack:
-            for device in found:
-                stack.enter_context(device.copies())
+            for order in found:
+                stack.enter_context(order.copies())
             yield
 
     return entered
