@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pccl.adapters.torch.devices import from_cpu, to_cpu
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
 from pccl.training import diloco
@@ -41,12 +42,12 @@ class _Parameters:
 
     def read(self, index: int) -> Array:
         local = self._local(index)
-        array: Array = local.to("cpu", _wide(local.dtype)).numpy()
+        array: Array = to_cpu(local).to(_wide(local.dtype)).numpy()
         return array
 
     def write(self, index: int, value: Array) -> None:
         with torch.no_grad():
-            self._local(index).copy_(torch.from_numpy(value))
+            from_cpu(torch.from_numpy(value), self._local(index))
 
     def wait(self) -> None:
         last = {self._local(index).device: index for index in range(len(self.names))}
