@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pccl import _arrays, _settings, collectives, frameworks, quantize
+from pccl import _arrays, _settings, _state, collectives, frameworks, quantize
 from pccl import tree as trees
 from pccl._changes import Subscription
 from pccl.collectives import only_buffer
@@ -35,6 +35,7 @@ from pccl.types import (
     SharedState,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
+    TensorInfo,
     Topology,
     check_op,
     check_operands,
@@ -296,9 +297,7 @@ class Communicator(Peer):
         entries = []
         for info in shared_state.tensor_infos:
             info._check_sharable(func, receives=how is not SharedStateSyncStrategy.SEND_ONLY)
-            data = _arrays.memory_at(info.data_ptr, info.numel, info.dtype).array
-            kind, loose = info.dtype.label, info.allow_content_inequality
-            entries.append((info.name, kind, (info.numel,), "", loose, data, True, None))
+            entries.append(_entry_of(info, func))
         revision = _settings.integer(shared_state.revision, "revision", func, 0, 2**64 - 1)
         synced = engine.sync(
             entries,
@@ -310,9 +309,11 @@ class Communicator(Peer):
             timeout=limit,
         )
         shared_state.revision = synced.revision
-        kept = {info.name: info._kept for info in shared_state.tensor_infos}
+        kept: dict[str, Any] = {info.name: info._kept for info in shared_state.tensor_infos}
         for name in synced.written:
             frameworks.count_write(kept[name])
+        for name, dtype, shape, _, data in synced.replaced:  # those on devices
+            _arrays.adopt("", dtype, tuple(shape), data, _first(kept[name], math.prod(shape)))
         synced.finish()
         return SharedStateSyncInfo(synced.tx_bytes, synced.rx_bytes)
 
@@ -546,17 +547,53 @@ class Communicator(Peer):
     def _launch_at_addresses(
         self, request: Request, descriptor: ReduceOpDescriptor
     ) -> AsyncReduceHandle:
-        what = descriptor.reduce_descriptor
+        func, what = request.func, descriptor.reduce_descriptor
         dtype = DataType(what.operand_descriptor.datatype)
-        sent = _arrays.memory_at(descriptor.sendbuf_ptr, what.count, dtype)
-        received = _arrays.memory_at(descriptor.recvbuf_ptr, what.count, dtype)
+        if _on_device(descriptor._kept):
+            send, recv = (_first(tensor, what.count) for tensor in descriptor._kept)
+            sent = only_buffer(_arrays.read(send, func, "send").buffers, func, "send")
+            target = _arrays.write(recv, func, "recv")
+        else:
+            sent = _arrays.memory_at(descriptor.sendbuf_ptr, what.count, dtype)
+            memory = _arrays.memory_at(descriptor.recvbuf_ptr, what.count, dtype)
+            target = _arrays.Target([memory], lambda: None)
+        received = only_buffer(target.buffers, func, "recv")
         staging = Staging([sent], [received.array])
         signature = request.sign([Entry("", dtype.label, (what.count,))], [])
         # `kept`: the descriptor has the arrays, if it was made from any.
         operation = request.start(
             staging.arrays, signature, rerun=True, wait=False, kept=descriptor
         )
-        return AsyncReduceHandle(Work(self, operation, staging.finish))
+
+        def finish() -> None:
+            staging.finish()
+            target.finish()
+
+        return AsyncReduceHandle(Work(self, operation, finish))
+
+
+def _on_device(kept: Sequence[object]) -> bool:
+    """Whether these arrays of a descriptor, all on one device, are on an accelerator."""
+    return any(frameworks.device_adapter(array) is not None for array in kept)
+
+
+def _first(tensor: Any, count: int) -> Any:
+    """The first elements of a contiguous tensor, sharing its memory, flat and apart from a graph.
+
+    Not by `view(-1)`: see `adapters.torch.tensors`.
+    """
+    return tensor.detach().as_strided((count,), (1,))
+
+
+def _entry_of(info: TensorInfo, func: str) -> _state.Entry:
+    """An entry for the engine: with its memory, or with a copy of that of a device."""
+    name, kind, loose = info.name, info.dtype.label, info.allow_content_inequality
+    if not _on_device([info._kept]):
+        data = _arrays.memory_at(info.data_ptr, info.numel, info.dtype).array
+        return name, kind, (info.numel,), "", loose, data, True, None
+    with located(func, name):
+        shared = _arrays.share(_first(info._kept, info.numel))
+    return name, kind, (info.numel,), "", loose, shared.data, False, shared.place
 
 
 class AsyncReduceHandle:

@@ -333,10 +333,19 @@ class ReduceOpDescriptor:
 
     @staticmethod
     def from_torch(send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """As `from_numpy`, for contiguous CPU tensors."""
+        """As `from_numpy`, for contiguous tensors on one device.
+
+        A `recv` on an accelerator is written when the reduction is over.
+
+        Raises:
+            NotSupported: They have no elements (device "meta").
+        """
         func = "ReduceOpDescriptor.from_torch"
         for name, tensor in (("send", send), ("recv", recv)):
             _check_torch(func, name, tensor)
+        if send.device != recv.device:
+            sentence = f"send is on {send.device}, but recv is on {recv.device}"
+            raise InvalidArgument.because(func, sentence)
         kinds = DataType.from_torch_dtype(send.dtype), DataType.from_torch_dtype(recv.dtype)
         check_operands(func, kinds, (send.numel(), recv.numel()), reduce_descriptor)
         descriptor = ReduceOpDescriptor(send.data_ptr(), recv.data_ptr(), reduce_descriptor)
@@ -378,8 +387,8 @@ def check_operands(
 def _check_torch(func: str, name: str, tensor: Any) -> None:
     if any(base.__name__ == "DTensor" for base in type(tensor).__mro__):
         raise InvalidArgument.because(func, f"{name} is a DTensor; pass its local tensor")
-    if tensor.device.type != "cpu":
-        raise NotSupported.because(func, f"{name} is on {tensor.device}; only CPU tensors yet")
+    if tensor.is_meta:
+        raise NotSupported.because(func, f"{name} is on the device meta and has no elements")
     if not tensor.is_contiguous():
         raise InvalidArgument.because(func, f"{name} is not contiguous")
     if tensor.is_conj() or tensor.is_neg():
@@ -570,10 +579,13 @@ class Topology:
 
 
 class TensorInfo:
-    """One entry of an explicit-API shared state: an array by its address.
+    """One entry of an explicit-API shared state: an array by its address in CPU memory.
 
-    `from_numpy` and `from_torch` keep their array alive. Each sync takes the memory that a tensor
-    has at that time; its size and dtype must stay.
+    `from_numpy` and `from_torch` keep their array alive, and a tensor may be on any device. Each
+    sync takes the memory that a tensor has at that time; its size and dtype must stay.
+
+    Attributes:
+        device_type: Where the memory is; None: on a device of torch that pccl has no name for.
     """
 
     def __init__(
@@ -583,7 +595,7 @@ class TensorInfo:
         *,
         numel: int,
         dtype: DataType,
-        device_type: DeviceType,
+        device_type: DeviceType | None,
         allow_content_inequality: bool,
     ) -> None:
         if numel < 0:
@@ -606,10 +618,11 @@ class TensorInfo:
     def _check_sharable(self, func: str, *, receives: bool) -> None:
         if not isinstance(self.name, str):
             raise InvalidArgument.because(func, f"an entry's name is text, not {self.name!r}")
-        if self.device_type is not DeviceType.CPU:
-            raise NotSupported.because(func, f"{self.name}: only CPU memory is supported yet")
         kept = self._kept
         if kept is None:
+            if self.device_type is not DeviceType.CPU:
+                sentence = f"{self.name}: an address must be one of CPU memory; use from_torch"
+                raise NotSupported.because(func, sentence)
             return
         if not isinstance(kept, np.ndarray):
             _check_torch(func, self.name, kept)
@@ -617,7 +630,9 @@ class TensorInfo:
             if (tensor.numel(), str(tensor.dtype)) != (self.numel, f"torch.{self.dtype.label}"):
                 sentence = f"the tensor of {self.name} was resized; make a new TensorInfo"
                 raise InvalidUsage.because(func, sentence)
-            self.data_ptr = tensor.data_ptr()  # of the moment: `set_`, `data =` change it
+            # Those of the moment: `set_`, `data =` and `Module.to` change them.
+            self.data_ptr = tensor.data_ptr()
+            self.device_type = DeviceType.from_torch_device_type(tensor.device.type)
             return
         if kept.ctypes.data != self.data_ptr or kept.size != self.numel:
             sentence = f"the array of {self.name} was resized; make a new TensorInfo"
@@ -640,11 +655,13 @@ class TensorInfo:
     def from_torch(
         cls, tensor: Any, name: str, *, allow_content_inequality: bool = False
     ) -> TensorInfo:
-        """An entry for a contiguous CPU tensor."""
+        """An entry for a contiguous tensor on any device."""
         _check_torch("TensorInfo.from_torch", name, tensor)
         dtype = DataType.from_torch_dtype(tensor.dtype)
         memory = tensor.data_ptr(), tensor.numel()
-        return cls._keeping(tensor, name, memory, dtype, allow_content_inequality)
+        info = cls._keeping(tensor, name, memory, dtype, allow_content_inequality)
+        info.device_type = DeviceType.from_torch_device_type(tensor.device.type)
+        return info
 
     @classmethod
     def _keeping(
