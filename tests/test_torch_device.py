@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_once import made_once
-from workers import Worker
+from workers import Run, Worker
 
 torch = pytest.importorskip("torch")
 
@@ -45,8 +45,13 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
         programs.allreduce_async,
         programs.collectives,
         programs.explicit,
+        programs.described,
+        programs.described_state,
         programs.shared_state,
         programs.diloco,
+        programs.quantized,
+        programs.newcomers,
+        programs.following,
         programs.ddp_hook,
     ],
     ids=lambda program: program.__name__,
@@ -57,6 +62,11 @@ def test_a_tensor_may_be_on_any_device(device: str, program: Callable[[], None])
         assert worker.ends(120) == 0, worker.stderr()
     finally:
         worker.destroy()
+
+
+def test_ddp_averages_gradients_on_any_device(device: str, run: Run) -> None:
+    for peer in run.peers(2, programs.ddp, PRETEND=device):
+        peer.expect("done", 90)
 
 
 def test_the_backend_takes_tensors_on_any_device(device: str, tmp_path: Path) -> None:

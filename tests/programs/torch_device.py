@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from members import members, results
 
 import pccl
 from pccl.reduce import pieces
-from programs.peer import say
+from programs.peer import say, start
 
 FORKED = True  # workers.start: its processes have imported torch already
 
@@ -119,6 +120,26 @@ def reduce_in_place(comms: list[Comm]) -> None:
         same(tensor, torch.full((4, 50), 3.0))
 
 
+def quantized() -> None:
+    """With fewer bits, each in one piece: the same bytes as of tensors in CPU memory."""
+    os.environ["PCCL_SHM"] = "0"  # members that share memory send whole elements
+    with pair() as comms:
+        for coding in ("int8", "int4", "float8"):
+            for dtype in (torch.float32, torch.bfloat16):
+                x = [torch.sin(torch.arange(3000.0) * (i + 1)).to(dtype) for i in range(2)]
+
+                def call(i: int, comm: Comm, x: Any = x, coding: str = coding) -> Any:
+                    away, here = (
+                        pccl.allreduce(one, "avg", quantize=coding, comm=comm)
+                        for one in (there(x[i]), x[i])
+                    )
+                    return away, here
+
+                for away, here in results(comms, call):
+                    same(away, here)
+                    assert not torch.equal(here, (x[0] + x[1]) / 2)
+
+
 def reduce_weighted(comms: list[Comm]) -> None:
     def call(rank: int, comm: Comm) -> Any:
         x = there(torch.full((100,), float(rank)))
@@ -155,24 +176,33 @@ def allreduce_async() -> None:
 
 
 def collectives() -> None:
-    """Calls `broadcast`, `allgather` and `reduce_scatter`, with and without `out`."""
+    """All other calls, with and without `out`, and with trees that mix devices."""
     with pair() as comms:
         rows = [torch.arange(6.0) + 10 * rank for rank in range(2)]
         outs = [
-            {"b": there(torch.zeros(6)), "g": there(torch.zeros(2, 6)), "s": there(torch.zeros(3))}
+            {
+                "b": there(torch.zeros(6)),
+                "g": there(torch.zeros(2, 6)),
+                "s": there(torch.zeros(3)),
+                "a": there(torch.zeros(6)),
+            }
             for _ in range(2)
         ]
 
         def call(i: int, comm: Comm) -> tuple[list[Any], list[Any]]:
             x, out = there(rows[i]), outs[i]
+            work = pccl.allgather_async({"x": x}, comm=comm)
             return [
                 pccl.broadcast(x, root=1, comm=comm),
                 pccl.allgather(x, comm=comm),
                 pccl.reduce_scatter(x, comm=comm),
+                pccl.alltoall(x, comm=comm),
+                work.wait()["x"],
             ], [
                 pccl.broadcast(x, root=1, out=out["b"], comm=comm),
                 pccl.allgather(x, out=out["g"], comm=comm),
                 pccl.reduce_scatter(x, "max", out=out["s"], comm=comm),
+                pccl.alltoall(x, out=out["a"], comm=comm),
             ]
 
         total = rows[0] + rows[1]
@@ -181,9 +211,41 @@ def collectives() -> None:
             for result in (made, written):
                 same(result[0], rows[1])
                 same(result[1], torch.stack(rows))
+                same(result[3], torch.cat([row[part] for row in rows]))
             same(made[2], total[part])
+            same(made[4], torch.stack(rows))
             same(written[2], rows[1][part])
             assert all(a is b for a, b in zip(written, outs[i].values(), strict=True))
+        mix_devices(comms)
+
+
+def mix_devices(comms: list[Comm]) -> None:
+    def call(rank: int, comm: Comm) -> list[Any]:
+        tree = {
+            "away": there(torch.full((2, 2), float(rank))).t(),
+            "here": torch.full((4,), rank),
+            "n": np.full(2, rank + 0.5),
+        }
+        return [
+            pccl.broadcast(tree, root=1, comm=comm),
+            pccl.allgather(tree, comm=comm),
+            pccl.alltoall(tree, comm=comm),
+            pccl.sync({**tree, "step": rank}, comm=comm),
+        ]
+
+    for sent, gathered, exchanged, synced in results(comms, call):
+        same(sent["away"], torch.ones(2, 2))
+        same(sent["here"], torch.ones(4, dtype=torch.int64), "cpu")
+        assert sent["n"].tolist() == [1.5, 1.5]
+        same(gathered["away"], torch.stack([torch.zeros(2, 2), torch.ones(2, 2)]))
+        same(gathered["here"], torch.tensor([[0] * 4, [1] * 4]), "cpu")
+        assert gathered["n"].tolist() == [[0.5, 0.5], [1.5, 1.5]]
+        same(exchanged["away"], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+        same(exchanged["here"], torch.tensor([0, 0, 1, 1]), "cpu")
+        assert exchanged["n"].tolist() == [0.5, 1.5]
+        same(synced["away"], torch.full((2, 2), float(synced["step"])))
+        same(synced["here"], torch.full((4,), synced["step"]), "cpu")
+        assert (synced["n"] == synced["step"] + 0.5).all()
 
 
 def explicit() -> None:
@@ -206,6 +268,87 @@ def explicit() -> None:
             same(out, torch.full((4,), 2.0))
             same(told, torch.ones(2, 3))
             same(all_of_them, torch.ones(2, 2, 3))
+
+
+def described() -> None:
+    """Reductions by descriptors, of which one is in place and one of a part."""
+    with pair() as comms:
+        sent = [there(torch.full((4, 2), 1.0 + rank)) for rank in range(2)]
+        received = [there(torch.full((8,), 9.0)) for _ in range(2)]
+        own = [there(torch.full((3,), 4 * rank), torch.int32) for rank in range(2)]
+
+        def call(rank: int, comm: Comm) -> None:
+            arrays = [(sent[rank], received[rank], 5), (own[rank], own[rank], 3)]
+            descriptors = [
+                pccl.ReduceOpDescriptor.from_torch(
+                    send,
+                    recv,
+                    pccl.ReduceDescriptor(
+                        count,
+                        pccl.ReduceOp.SUM,
+                        tag,
+                        pccl.ReduceOperandDescriptor(pccl.DataType.from_torch_dtype(send.dtype)),
+                    ),
+                )
+                for tag, (send, recv, count) in enumerate(arrays)
+            ]
+            info = comm.all_reduce_multiple_with_retry(descriptors, max_in_flight=1)
+            assert info.local_world_size == 2 and info.bytes == 4 * (5 + 3), info
+
+        results(comms, call)
+        for rank in range(2):
+            same(sent[rank], torch.full((4, 2), 1.0 + rank))
+            same(received[rank], torch.tensor([3.0] * 5 + [9.0] * 3))
+            same(own[rank], torch.full((3,), 4, dtype=torch.int32))
+        one = pccl.ReduceDescriptor(
+            1, pccl.ReduceOp.SUM, 0, pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT)
+        )
+        with raises(pccl.InvalidArgument, f"send is on cpu, but recv is on {DEVICE}"):
+            pccl.ReduceOpDescriptor.from_torch(torch.ones(1), there(torch.ones(1)), one)
+        with raises(pccl.InvalidArgument, "send is not contiguous"):
+            wide = there(torch.ones(1)).expand(4)
+            pccl.ReduceOpDescriptor.from_torch(wide, there(torch.ones(4)), one)
+
+
+def described_state() -> None:
+    """The explicit API's shared state: tensors on the device, one in CPU memory, a NumPy array."""
+    with pair() as comms:
+        nets = []
+        for rank in range(2):
+            torch.manual_seed(rank)
+            nets.append(torch.nn.Linear(3, 2).to(DEVICE))
+        wanted = nets[0].weight.detach().cpu().clone()
+
+        def call(rank: int, comm: Comm) -> tuple[Any, ...]:
+            half = there(torch.full((2, 5), 1.0 + rank), torch.bfloat16)
+            step, noise = np.full(1, 5 - rank), there(torch.full((), float(rank)))
+            weight, empty = nets[rank].weight, there(torch.zeros(0))
+            infos = [
+                pccl.TensorInfo.from_torch(weight, "weight"),
+                pccl.TensorInfo.from_torch(half, "half"),
+                pccl.TensorInfo.from_torch(empty, "empty"),
+                pccl.TensorInfo.from_torch(noise, "noise", allow_content_inequality=True),
+                pccl.TensorInfo.from_numpy(step, "step"),
+            ]
+            assert infos[0].device_type is pccl.DeviceType.from_torch_device_type(DEVICE)
+            state = pccl.SharedState(infos)
+            state.revision = 1 - rank
+            first = comm.sync_shared_state(state)
+            revision = state.revision
+            state.push_revision()
+            again = comm.sync_shared_state(state)
+            assert again.rx_bytes == again.tx_bytes == 0
+            if rank:
+                assert first.rx_bytes == 4 * 6 + 2 * 10 + 8, first
+            half.set_(there(torch.zeros(3), torch.bfloat16))
+            with raises(pccl.InvalidUsage, "half was resized"):
+                comm.sync_shared_state(state)
+            return weight, infos[1]._kept is half, step, noise, revision
+
+        for weight, kept, step, _, revision in results(comms, call):
+            assert weight.device.type == DEVICE and kept and revision == 1
+            same(weight.detach(), wanted)
+            assert step.tolist() == [5]
 
 
 def shared_state() -> None:
@@ -260,12 +403,116 @@ def diloco() -> None:
         return results(comms, call)
 
     with pair() as comms:
-        for options in ({}, {"quantize": "int8"}, {"mode": "async"}, {"mode": "streaming"}):
+        forms: list[dict[str, Any]] = [
+            *({}, {"quantize": "int8"}, {"mode": "async"}, {"mode": "streaming"}),
+            *({"compression": pccl.diloco.Sparse(density=0.5)}, {"robust": "clip"}),
+            {"warm_up": 3, "mode": "async"},
+        ]
+        for options in forms:
             here, away = (train(comms, device, options) for device in ("cpu", DEVICE))
             for ours, theirs in zip(here[0], away[0], strict=True):
                 assert theirs.device.type == DEVICE
                 np.testing.assert_allclose(theirs.cpu(), ours, rtol=1e-5)
             assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(*away, strict=True))
+
+
+def newcomers() -> None:
+    """A third member comes to a DiLoCo run: while all wait, while they go on, and in timed rounds.
+
+    The last form has a quorum, which nobody misses here.
+    """
+    from pccl.adapters.torch import DiLoCo
+
+    def run(number: int, comm: Comm, begun: threading.Event, options: dict[str, Any]) -> Any:
+        if number == 2:
+            begun.wait()
+            comm._join("init", min_peers=1, attempts=5, timeout=30.0, enter=False)
+        torch.manual_seed(number)
+        net = torch.nn.Linear(3, 2).to(DEVICE, torch.bfloat16)
+        inner = torch.optim.SGD(net.parameters(), 0.05)
+        wrapped = DiLoCo(net, inner, sync_every=3, comm=comm, **options)
+        left = 3  # rounds of all three
+        while left:
+            net(there(torch.ones(4, 3), torch.bfloat16) * number).pow(2).mean().backward()
+            inner.step()
+            inner.zero_grad()
+            if wrapped.step():
+                begun.set()
+                left -= wrapped.info is not None and len(wrapped.info.contributors) == 3
+        assert all(parameter.device.type == DEVICE for parameter in net.parameters())
+        return wrapped.outer_step, wrapped.parameters, list(net.parameters())
+
+    def rejoin() -> Comm:
+        raise AssertionError("nobody was put out")
+
+    load_device()
+    forms: list[dict[str, Any]] = [
+        {},
+        {"background_join": True, "round_seconds": 0.02},
+        {"background_join": True, "quorum": 0.6, "grace_seconds": 60, "rejoin": rejoin},
+    ]
+    for options in forms:
+        with members(2) as comms, closing(pccl.Communicator(comms[0]._address)) as late:
+            begun = threading.Event()
+
+            def call(number: int, comm: Comm, begun: Any = begun, options: Any = options) -> Any:
+                return run(number, comm, begun, options)
+
+            (rounds, outer, inner), *others = results([*comms, late], call)
+            for theirs in others:
+                assert theirs[0] == rounds > 3
+                for name, parameter in outer.items():
+                    assert torch.equal(parameter, theirs[1][name])
+                for mine, yours in zip(inner, theirs[2], strict=True):
+                    assert torch.equal(mine.detach().cpu(), yours.detach().cpu())
+
+
+def following() -> None:
+    """A member publishes a model on the device, and a follower loads it into one there."""
+    load_device()
+    with members(1) as (comm,):
+        nets = [torch.nn.Linear(3, 2).to(DEVICE) for _ in range(2)]
+        wanted = nets[0].weight.detach().cpu().clone()
+        pccl.publish({"net": nets[0], "mean": there(torch.ones(2)), "step": 7}, 1, comm=comm)
+        with torch.no_grad():
+            nets[0].weight.zero_()  # what is published is a copy
+        with pccl.follow(comm._address) as follower:
+            found = follower.next(60)
+            mean = there(torch.zeros(2))
+            loaded = found.load({"net": nets[1], "mean": mean, "step": 0})
+            assert loaded["net"] is nets[1] and loaded["step"] == 7
+        same(nets[1].weight.detach(), wanted)
+        same(mean, torch.ones(2))
+
+
+def ddp() -> None:
+    """DDP averages its gradients by the hook, in its first step as a whole, then by buckets."""
+    from pccl.adapters.torch import DDPState, ddp_hook
+
+    def net() -> Any:
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(3, 40), torch.nn.Tanh(), torch.nn.Linear(40, 2)
+        return torch.nn.Sequential(*layers)
+
+    def batch(rank: int, step: int) -> torch.Tensor:
+        return torch.full((4, 3), 0.1 + rank + step)
+
+    load_device()
+    start(min_peers=2)
+    dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1)
+    own = net().to(DEVICE)
+    wrapped = torch.nn.parallel.DistributedDataParallel(own, bucket_cap_mb=1e-4)
+    wrapped.register_comm_hook(DDPState(), ddp_hook)
+    for step in range(3):
+        wrapped.zero_grad()
+        wrapped(there(batch(pccl.rank(), step))).sum().backward()
+        alone = net()
+        sum(alone(batch(rank, step)).sum() / 2 for rank in range(2)).backward()
+        for made, wanted in zip(own.parameters(), alone.parameters(), strict=True):
+            assert made.grad is not None and made.grad.device.type == DEVICE
+            torch.testing.assert_close(made.grad.cpu(), wanted.grad)
+    dist.destroy_process_group()
+    say(event="done")
 
 
 def ddp_hook() -> None:
@@ -320,6 +567,14 @@ def backend() -> None:
     swapped = there(torch.zeros(size))
     dist.all_to_all_single(swapped, there(torch.full((size,), float(rank))))
     same(swapped, torch.arange(float(size)))
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        for place in ("cpu", DEVICE):
+            small = torch.full((5,), rank + 1.0).to(dtype).to(place)
+            dist.all_reduce(small)
+            assert small.dtype == dtype and small.device.type == place
+            assert small.cpu().float().tolist() == [size * (size + 1) / 2] * 5
+    if DEVICE == "pretend":
+        write_in_the_order_of_the_stream(rank, size)
     message = there(torch.zeros(5))
     if rank == 0:
         dist.send(there(torch.ones(5)), 1)
@@ -332,6 +587,24 @@ def backend() -> None:
     same(net.module.weight.grad, torch.full((2, 3), 4 * (size - 1) / 2))
     dist.destroy_process_group()
     say(event="done")
+
+
+def write_in_the_order_of_the_stream(rank: int, size: int) -> None:
+    """A thread writes results after the work that the caller's stream has."""
+    torch.accelerator.set_stream(torch.Stream(device=DEVICE))
+    gathered = there(torch.zeros(size))
+    torch.ops.pretend.fill_late_(gathered, 7.0)
+    mine = there(torch.full((1,), float(rank)))
+    torch.ops.pretend.fill_late_(mine, rank + 1.0)
+    work = dist.all_gather_into_tensor(gathered, mine, async_op=True)
+    work.wait()
+    same(gathered, torch.arange(1.0, size + 1))
+    received = there(torch.zeros(1))
+    torch.ops.pretend.fill_late_(received, 7.0)
+    messages = [dist.isend(mine, (rank + 1) % size), dist.irecv(received, (rank - 1) % size)]
+    for message in messages:
+        message.wait()
+    same(received, torch.full((1,), (rank - 1) % size + 1.0))
 
 
 if __name__ == "__main__":
