@@ -6,6 +6,7 @@ is an accelerator like any other that a package registers.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -423,7 +424,11 @@ def newcomers() -> None:
     """
     from pccl.adapters.torch import DiLoCo
 
-    def run(number: int, comm: Comm, begun: threading.Event, options: dict[str, Any]) -> Any:
+    # The round at whose end all stop, once the newcomer counts. Before that no round can end without
+    # it, so all see the same.
+    def run(
+        number: int, comm: Comm, begun: threading.Event, last: list[float], options: dict[str, Any]
+    ) -> Any:
         if number == 2:
             begun.wait()
             comm._join("init", min_peers=1, attempts=5, timeout=30.0, enter=False)
@@ -431,14 +436,15 @@ def newcomers() -> None:
         net = torch.nn.Linear(3, 2).to(DEVICE, torch.bfloat16)
         inner = torch.optim.SGD(net.parameters(), 0.05)
         wrapped = DiLoCo(net, inner, sync_every=3, comm=comm, **options)
-        left = 3  # rounds of all three
-        while left:
+        if number == 2:
+            last[0] = wrapped.outer_step + 3
+        while wrapped.outer_step < last[0]:
             net(there(torch.ones(4, 3), torch.bfloat16) * number).pow(2).mean().backward()
             inner.step()
             inner.zero_grad()
             if wrapped.step():
                 begun.set()
-                left -= wrapped.info is not None and len(wrapped.info.contributors) == 3
+        assert wrapped.info is not None and len(wrapped.info.contributors) == 3
         assert all(parameter.device.type == DEVICE for parameter in net.parameters())
         return wrapped.outer_step, wrapped.parameters, list(net.parameters())
 
@@ -453,10 +459,10 @@ def newcomers() -> None:
     ]
     for options in forms:
         with members(2) as comms, closing(pccl.Communicator(comms[0]._address)) as late:
-            begun = threading.Event()
+            shared = threading.Event(), [math.inf], options
 
-            def call(number: int, comm: Comm, begun: Any = begun, options: Any = options) -> Any:
-                return run(number, comm, begun, options)
+            def call(number: int, comm: Comm, shared: Any = shared) -> Any:
+                return run(number, comm, *shared)
 
             (rounds, outer, inner), *others = results([*comms, late], call)
             for theirs in others:
