@@ -424,8 +424,8 @@ def newcomers() -> None:
     """
     from pccl.adapters.torch import DiLoCo
 
-    # The round at whose end all stop, once the newcomer counts. Before that no round can end without
-    # it, so all see the same.
+    # `last`: the round at whose end all stop. The newcomer says it when it counts. From then on no
+    # round ends without it, so all see the same.
     def run(
         number: int, comm: Comm, begun: threading.Event, last: list[float], options: dict[str, Any]
     ) -> Any:
@@ -596,21 +596,16 @@ def backend() -> None:
 
 
 def write_in_the_order_of_the_stream(rank: int, size: int) -> None:
-    """A thread writes results after the work that the caller's stream has."""
+    """A thread writes results after the work that the caller's stream has.
+
+    A copy from the device in the call would wait for that work, and only the root makes one.
+    """
     torch.accelerator.set_stream(torch.Stream(device=DEVICE))
-    gathered = there(torch.zeros(size))
-    torch.ops.pretend.fill_late_(gathered, 7.0)
-    mine = there(torch.full((1,), float(rank)))
-    torch.ops.pretend.fill_late_(mine, rank + 1.0)
-    work = dist.all_gather_into_tensor(gathered, mine, async_op=True)
-    work.wait()
-    same(gathered, torch.arange(1.0, size + 1))
-    received = there(torch.zeros(1))
-    torch.ops.pretend.fill_late_(received, 7.0)
-    messages = [dist.isend(mine, (rank + 1) % size), dist.irecv(received, (rank - 1) % size)]
-    for message in messages:
-        message.wait()
-    same(received, torch.full((1,), (rank - 1) % size + 1.0))
+    parts = [there(torch.full((1,), part + 1.0)) for part in range(size)]
+    mine = there(torch.zeros(1))
+    torch.ops.pretend.fill_late_(mine, 7.0)
+    dist.scatter(mine, parts if rank == 0 else None, src=0, async_op=True).wait()
+    same(mine, torch.full((1,), rank + 1.0))
 
 
 if __name__ == "__main__":
