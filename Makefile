@@ -126,7 +126,7 @@ package:
 package-test:
 	@$(STAGE) package-test tools/wheel/test_in_root.sh dist
 
-# `make package` with the newest OpenSSL that the system offers, and the checks of a release.
+# `make package` with the newest OpenSSL of Debian, and the checks of a release.
 # Nothing is uploaded. docs/internals/release.md has the steps before and after.
 release:
 	@$(STAGE) package tools/wheel/build.sh --clean dist
@@ -153,7 +153,8 @@ test-aarch64: setup
 
 # In dist/, beside what `make package` left there: the wheel for aarch64, tried by emulation. Needs
 # root.
-package-aarch64: package
+package-aarch64:
+	@ls dist/*_x86_64.whl >/dev/null 2>&1 || $(MAKE) package
 	@tools/aarch64/wheel.sh dist
 
 clean:

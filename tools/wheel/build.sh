@@ -53,8 +53,14 @@ if [ ! -f "$stubs/libstdc++.so" ] ||
   tools/stage.sh stubs "$python" tools/wheel/stubs.py "$stubs" $processor
 fi
 
-# For aarch64 it is that of the root.
-if [ $processor = x86_64 ]; then
+# For aarch64 it is that of the root, of today.
+if [ $processor = aarch64 ]; then
+  # shellcheck disable=SC2016
+  tools/stage.sh OpenSSL bash -euc '
+    chroot "$1" apt-get update -qq -o APT::Update::Error-Mode=any
+    chroot "$1" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --only-upgrade libssl-dev
+    ' - "$PCCL_AARCH64_ROOT"
+else
   openssl=$PWD/build/openssl
   [ -f "$openssl/versions" ] || tools/stage.sh OpenSSL tools/wheel/openssl.sh "$openssl"
   export PCCL_WHEEL_OPENSSL=$openssl  # for third_party.py
