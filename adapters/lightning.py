@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pccl
-from pccl.adapters.torch.diloco import DiLoCo, catch_up, check_end
+from pccl.adapters.torch.diloco import DiLoCo, Schedules, check_end
 from pccl.errors import InvalidUsage
 
 try:
@@ -33,9 +33,10 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
     members have the same parameters at the end. When a member is lost, the others go on.
 
     `pccl.init` is called when training begins, unless the program has done it. The Trainer's
-    checkpoints contain the state of DiLoCo. Schedules of the learning rate that go by steps follow
-    the run's, also those of a newcomer. The numbers of `DiLoCo.log_dict` are logged at the end of
-    each round.
+    checkpoints contain the state of DiLoCo. With `max_steps`, schedules of the learning rate that
+    step with each optimizer step follow the run's steps, also those of a newcomer; not with
+    `round_seconds`, with another `frequency` than 1, or in manual optimization. The numbers of
+    `DiLoCo.log_dict` are logged at the end of each round.
 
     Args:
         keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`, also `exclude` and
@@ -52,6 +53,7 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
 
     def __init__(self, **keywords: Unpack[DiLoCoKeywords]) -> None:
         self.diloco: DiLoCo | None = None
+        self._schedules: Schedules | None = None
         self._keywords = keywords
         self._keywords["join"] = False  # the Trainer loads its checkpoint first
         self._loaded: Mapping[str, Any] | None = None
@@ -72,8 +74,11 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
         if self._loaded is not None:
             self.diloco.load_state_dict(self._loaded)
             self._loaded = None
+        # Of a checkpoint: the run's step where a round began, and this member's own steps.
+        at = max(self.diloco.inner_step, trainer.global_step)
+        self._schedules = Schedules(self.diloco, at, trainer.max_steps)
         self.diloco.join()
-        self._catch_up(trainer)
+        self._catch_up(trainer, pl_module)
         self._steps = trainer.global_step
 
     def on_train_batch_end(
@@ -83,8 +88,10 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
         if trainer.global_step == self._steps:  # the batch was accumulated only
             return
         self._steps = trainer.global_step
+        assert self._schedules is not None
         ended = self.diloco.step()
-        self._catch_up(trainer)  # it may have come back
+        self._schedules.stepped()
+        self._catch_up(trainer, pl_module)  # it may have come back
         if ended:
             pl_module.log_dict(self.diloco.log_dict())
         # In rounds that end by their time, only the end of one is the same for all members.
@@ -96,11 +103,18 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
         assert self.diloco is not None
         self.diloco.finish()
 
-    def _catch_up(self, trainer: Any) -> None:
-        assert self.diloco is not None
-        for config in trainer.lr_scheduler_configs:
-            if config.interval == "step":
-                catch_up(config.scheduler, self.diloco.inner_step, config.frequency)
+    def _catch_up(self, trainer: Any, pl_module: Any) -> None:
+        # Without max_steps a schedule is as long as this member's data. In manual optimization the
+        # module steps it.
+        if trainer.max_steps <= 0 or not pl_module.automatic_optimization:
+            return
+        assert self._schedules is not None
+        # Another frequency counts batches of the epoch, which are each member's own.
+        self._schedules.catch_up(
+            config.scheduler
+            for config in trainer.lr_scheduler_configs
+            if config.interval == "step" and config.frequency == 1
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.diloco is None else self.diloco.state_dict()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
 import pccl
-from pccl.adapters.torch.diloco import DiLoCo, catch_up, check_end
+from pccl.adapters.torch.diloco import DiLoCo, Schedules, check_end
 from pccl.errors import InvalidUsage
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
     members have the same parameters at the end. When a member is lost, the others go on.
 
     `pccl.init` is called when training begins, unless the program has done it. The learning rate's
-    schedule follows the run's steps, also that of a newcomer. Whatever the Trainer logs has the
-    numbers of `DiLoCo.log_dict`, too: in its `state.log_history`, and for callbacks that come after
-    this one.
+    schedule follows the run's steps, also that of a newcomer; not with `round_seconds`. Whatever
+    the Trainer logs has the numbers of `DiLoCo.log_dict`, too: in its `state.log_history`, and for
+    callbacks that come after this one.
 
     Args:
         keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`, also `exclude` and
@@ -51,6 +52,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
     def __init__(self, **keywords: Unpack[DiLoCoKeywords]) -> None:
         self.diloco: DiLoCo | None = None
+        self._schedules: Schedules | None = None
         self._joins = keywords.get("join", True)
         self._keywords: DiLoCoKeywords = {**keywords, "join": False}  # after its end is checked
 
@@ -70,12 +72,21 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
             pccl.init()
         if self._joins:
             self.diloco.join()
-        catch_up(of.get("lr_scheduler"), self.diloco.inner_step)
+        # A checkpoint has the schedule, and not the run's step.
+        self._schedules = Schedules(self.diloco, state.global_step, state.max_steps)
+        self._catch_up(of)
+
+    def _catch_up(self, of: Mapping[str, Any]) -> None:
+        schedule = of.get("lr_scheduler")
+        assert self._schedules is not None
+        self._schedules.catch_up([] if schedule is None else [schedule])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         assert self.diloco is not None
+        assert self._schedules is not None
         ended = self.diloco.step()
-        catch_up(of.get("lr_scheduler"), self.diloco.inner_step)  # it may have come back
+        self._schedules.stepped()
+        self._catch_up(of)  # it may have come back
         # In rounds that end by their time, only the end of one is the same for all members.
         same = ended or self._keywords.get("round_seconds") is None
         if same and self.diloco.inner_step >= state.max_steps:

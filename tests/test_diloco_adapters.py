@@ -59,21 +59,29 @@ def begin_transformers(
     monkeypatch.delitem(sys.modules, "pccl.adapters.transformers", raising=False)
     callback = importlib.import_module("pccl.adapters.transformers").DiLoCoCallback(**options)
     args = SimpleNamespace(world_size=1, load_best_model_at_end=False)
-    state = SimpleNamespace(max_steps=steps)
+    state = SimpleNamespace(max_steps=steps, global_step=0)
     control, of = SimpleNamespace(), {"optimizer": model[1], "lr_scheduler": schedule}
     callback.on_train_begin(args, state, control, model=model[0], **of)
     return callback, lambda: callback.on_step_end(args, state, control, **of)
 
 
 def begin_lightning(
-    monkeypatch: pytest.MonkeyPatch, model: Any, options: Any, steps: int, schedule: Any = None
+    monkeypatch: pytest.MonkeyPatch,
+    model: Any,
+    options: Any,
+    steps: int,
+    schedule: Any = None,
+    *,
+    automatic: bool = True,
+    frequency: int = 1,
+    batches: int = 1,
 ) -> tuple[Any, Callable[[], None]]:
-    """The same for Lightning."""
+    """The same for Lightning. `steps`: -1 with max_epochs. `batches`: of an optimizer step."""
     for name in ("lightning", "lightning.pytorch"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(Callback=object))
     monkeypatch.delitem(sys.modules, "pccl.adapters.lightning", raising=False)
     callback = importlib.import_module("pccl.adapters.lightning").DiLoCoCallback(**options)
-    of_steps = SimpleNamespace(interval="step", frequency=1, scheduler=schedule)
+    of_steps = SimpleNamespace(interval="step", frequency=frequency, scheduler=schedule)
     of_epochs = SimpleNamespace(interval="epoch", frequency=1, scheduler=None)
     trainer = SimpleNamespace(
         world_size=1,
@@ -82,10 +90,16 @@ def begin_lightning(
         global_step=0,
         lr_scheduler_configs=[of_epochs] if schedule is None else [of_steps, of_epochs],
     )
-    module = SimpleNamespace(log_dict=lambda numbers: None, named_parameters=None)
-    callback.on_train_start(trainer, model[0])
+    module = SimpleNamespace(
+        log_dict=lambda numbers: None,
+        named_parameters=model[0].named_parameters,
+        automatic_optimization=automatic,
+    )
+    callback.on_train_start(trainer, module)
 
     def end_step() -> None:
+        for _ in range(batches - 1):
+            callback.on_train_batch_end(trainer, module, None, None, 0)
         trainer.global_step += 1
         callback.on_train_batch_end(trainer, module, None, None, 0)
 
@@ -108,45 +122,107 @@ def test_trainers_that_would_end_in_the_middle_of_a_timed_round_are_refused(
     assert begin(monkeypatch, model, options, 10)[0].diloco.inner_step == 0
 
 
-@pytest.mark.parametrize("begin", [begin_transformers, begin_lightning])
-@pytest.mark.filterwarnings("error")
-def test_a_trainers_schedule_is_at_the_runs_step_on_a_newcomer_and_after_coming_back(
-    begin: Callable[..., Any], members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def rates_of(
+    begin: Callable[..., Any],
+    comm: pccl.Communicator,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    steps: int = 100,
+    joins_at: int = 6,
+    make_schedule: Any = None,
+    of: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[float]:
+    """Learning rates of a member that joins at a step, and misses 12 others later.
+
+    That after joining, and those after each of its four steps.
+    """
     torch = pytest.importorskip("torch")
     from pccl.adapters.torch import DiLoCo
 
     join = DiLoCo.join
 
-    def join_a_run_of_six_steps(self: DiLoCo) -> None:
+    def join_a_run(self: DiLoCo) -> None:
         join(self)
-        self._steps = 6
+        self._steps = joins_at
 
-    monkeypatch.setattr(DiLoCo, "join", join_a_run_of_six_steps)
+    monkeypatch.setattr(DiLoCo, "join", join_a_run)
     net = torch.nn.Linear(2, 1)
     inner = torch.optim.SGD(net.parameters(), 1.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1 / (1 + step))
-    (comm,) = members(1)
-    options = {"sync_every": 3, "comm": comm}
-    callback, end_step = begin(monkeypatch, (net, inner), options, 100, schedule)
-    assert inner.param_groups[0]["lr"] == pytest.approx(1 / 7)
-    rates = []
+    make_schedule = make_schedule or torch.optim.lr_scheduler.LambdaLR
+    schedule = make_schedule(inner, lambda step: 1 / (1 + step))
+    options = {"sync_every": 3, "comm": comm, **options}
+    callback, end_step = begin(monkeypatch, (net, inner), options, steps, schedule, **(of or {}))
+    rates = [inner.param_groups[0]["lr"]]
     for away in (0, 0, 12, 0):
         inner.step()
         schedule.step()
         callback.diloco._steps += away  # what the others did meanwhile
         end_step()
-        rates.append(1 / inner.param_groups[0]["lr"])
-    assert rates == pytest.approx([8, 9, 22, 23])
+        rates.append(inner.param_groups[0]["lr"])
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("begin", "of"),
+    [(begin_transformers, {}), (begin_lightning, {}), (begin_lightning, {"batches": 4})],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_trainers_schedule_is_at_the_runs_step_on_a_newcomer_and_after_coming_back(
+    begin: Callable[..., Any], of: Any, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = rates_of(begin, members(1)[0], monkeypatch, of=of)
+    assert rates == pytest.approx([1 / 7, 1 / 8, 1 / 9, 1 / 22, 1 / 23])
+
+
+@pytest.mark.parametrize(
+    ("begin", "options"),
+    [
+        (begin_transformers, {"steps": 99, "round_seconds": 60.0}),
+        (begin_lightning, {"steps": 99, "round_seconds": 60.0}),
+        (begin_lightning, {"steps": -1}),
+        (begin_lightning, {"of": {"automatic": False}}),
+        (begin_lightning, {"of": {"frequency": 2}}),
+    ],
+)
+def test_a_schedule_that_counts_a_members_own_steps_is_left_alone(
+    begin: Callable[..., Any], options: Any, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = rates_of(begin, members(1)[0], monkeypatch, **options)
+    assert rates == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+
+
+@pytest.mark.parametrize("begin", [begin_transformers, begin_lightning])
+def test_the_end_of_a_timed_round_does_not_step_a_schedule(
+    begin: Callable[..., Any], members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"round_seconds": 1e-6, "joins_at": 0, "steps": 99}
+    rates = rates_of(begin, members(1)[0], monkeypatch, **options)
+    assert rates == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+
+
+@pytest.mark.parametrize("begin", [begin_transformers, begin_lightning])
+def test_a_schedule_is_not_stepped_beyond_its_end(
+    begin: Callable[..., Any], members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def one_cycle(inner: Any, _: Any) -> Any:  # which raises there
+        return torch.optim.lr_scheduler.OneCycleLR(inner, 1.0, total_steps=14)
+
+    comm = members(1)[0]
+    rates = rates_of(begin, comm, monkeypatch, steps=10, make_schedule=one_cycle)
+    assert min(rates) > 0
 
 
 def test_a_schedule_that_follows_a_loss_is_left_alone() -> None:
     torch = pytest.importorskip("torch")
-    from pccl.adapters.torch.diloco import catch_up
+    from pccl.adapters.torch.diloco import Schedules
 
+    training: Any = SimpleNamespace(inner_step=5, _plan=SimpleNamespace(round_seconds=None))
     inner = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), 1.0)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(inner)
-    catch_up(schedule, 5)
+    Schedules(training, 0, 10).catch_up([schedule])
     assert schedule.last_epoch == 0
 
 

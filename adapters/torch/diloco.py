@@ -17,7 +17,7 @@ from pccl.training import diloco
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DiLoCo", "DiLoCoKeywords"]  # and for trainers: check_end, catch_up
+__all__ = ["DiLoCo", "DiLoCoKeywords"]  # and for trainers: check_end, Schedules
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -169,26 +169,50 @@ def check_end(training: diloco.DiLoCo, steps: int) -> None:
         raise InvalidArgument.because("DiLoCoCallback", sentence)
 
 
-def catch_up(scheduler: Any, steps: int, frequency: int = 1) -> None:
-    """Brings a learning rate's schedule to that step of the run, which another member began.
+class Schedules:
+    """Brings a trainer's learning rates to the run's step where this member has missed steps.
 
-    Does nothing where the schedule is there already, as without newcomers, and for a
-    `ReduceLROnPlateau`, which follows a loss.
+    Without that a trainer steps its schedules once for each step of this member. Those of a
+    newcomer, and of one that comes back, would be late by the steps that the others made alone.
+    With `round_seconds` nothing is done: members count steps there that they have not made.
 
     Args:
-        scheduler: Of torch, or of a trainer around one; None: there is none.
-        frequency: Steps of the run for one of the schedule.
+        training: Around the trainer's model.
+        at: The run's step at which the schedules are, before this member joins.
+        last: The run's last step, for which the schedules are made. They go no further.
     """
-    if scheduler is None:
-        return
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        return
-    behind = steps // frequency - int(scheduler.state_dict().get("last_epoch", steps))
-    with warnings.catch_warnings():
-        # The steps in between were made by others, not by this optimizer.
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step\\(\\)` before")
-        for _ in range(behind):
-            scheduler.step()
+
+    def __init__(self, training: diloco.DiLoCo, at: int, last: int) -> None:
+        self._training = training
+        self._at = at
+        self._last = last
+
+    def stepped(self) -> None:
+        """The trainer has stepped its schedules, after an inner step."""
+        self._at += 1
+
+    def catch_up(self, schedules: Iterable[Any]) -> None:
+        """Steps these of torch, or of a trainer around one, as often as the others did alone.
+
+        Those that follow a loss, and those of other packages, are left alone.
+        """
+        if self._training._plan.round_seconds is not None:
+            return
+        missed = min(self._training.inner_step, self._last) - self._at
+        if missed <= 0:
+            return
+        self._at += missed
+        for schedule in schedules:
+            follows_a_loss = isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            if follows_a_loss or "last_epoch" not in schedule.state_dict():
+                continue
+            with warnings.catch_warnings():
+                # The steps in between were made by others, not by this optimizer.
+                warnings.filterwarnings(
+                    "ignore", "Detected call of `lr_scheduler.step\\(\\)` before"
+                )
+                for _ in range(missed):
+                    schedule.step()
 
 
 def _shared(
