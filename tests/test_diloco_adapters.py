@@ -312,9 +312,12 @@ def test_a_model_that_is_late_watches_and_counts_again(
 ) -> None:
     pytest.importorskip(framework)
     peers = Peers(run.peers(3, shell.serve))
-    waits: dict[str, Any] = {"quorum": 0.6, "grace_seconds": 2.0, "rejoin": "told"}
+    waits: dict[str, Any] = {"quorum": 0.6, "grace_seconds": 5.0, "rejoin": "told"}
     make(peers, shell=shell, sync_every=3, background_join=True, **waits)
     made(peers)
+    tell(peers, shell.begin)
+    for peer in peers:  # none is late because it compiles
+        peer.expect("begun", 60)
     go(peers, 1, shell=shell)
     counts = comes_back_late(peers, shell=shell)
     assert counts[0] == 2 and counts[-1] == 3

@@ -68,28 +68,37 @@ def digest(tree: Any) -> str:
 
 def go(count: int, *, until: int = 0) -> None:
     """Trains through rounds, as diloco_member.rounds says. Newcomers that watch take no part."""
-    import jax
 
     def info() -> pccl.ReduceInfo | None:
         found: pccl.ReduceInfo | None = state.core.info
         return None if state.core.observers else found
 
-    def step() -> dict[str, Any] | None:
-        global params, state
-        params = jax.tree.map(lambda p, t: (p - 0.1 * (p - t)).astype(p.dtype), params, target)
-        params, state = outer.update(params, state, tokens=8)
-        core = state.core
-        if core.inner_step % every != 0:
-            return None
-        return {
-            "round": core.outer_step,
-            "inner": digest(params),
-            "contributors": None if core.info is None else sorted(core.info.contributors),
-            "outer": digest(core.parameters),
-            "size": pccl.world_size(),
-            "steps": core.round_steps,
-            "limited": list(core.limited),
-            "dtype": str(params["w"].dtype),
-        }
-
     say(event="went", log=rounds(count, until, info, step))
+
+
+def step() -> dict[str, Any] | None:
+    """An inner step. Returns what to log at a round's end."""
+    global params, state
+    import jax
+
+    params = jax.tree.map(lambda p, t: (p - 0.1 * (p - t)).astype(p.dtype), params, target)
+    params, state = outer.update(params, state, tokens=8)
+    core = state.core
+    if core.inner_step % every != 0:
+        return None
+    return {
+        "round": core.outer_step,
+        "inner": digest(params),
+        "contributors": None if core.info is None else sorted(core.info.contributors),
+        "outer": digest(core.parameters),
+        "size": pccl.world_size(),
+        "steps": core.round_steps,
+        "limited": list(core.limited),
+        "dtype": str(params["w"].dtype),
+    }
+
+
+def begin() -> None:
+    """Makes the first inner step, which compiles. It must not be the last one of a round."""
+    assert step() is None
+    say(event="begun")

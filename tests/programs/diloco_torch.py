@@ -86,29 +86,38 @@ def digest(tensors: Iterable[Any]) -> str:
 
 def go(count: int, *, until: int = 0) -> None:
     """Trains through rounds, as diloco_member.rounds says. Newcomers that watch take no part."""
-    import torch
 
     def info() -> pccl.ReduceInfo | None:
         found: pccl.ReduceInfo | None = diloco.info
         return None if diloco.observers else found
 
-    def step() -> dict[str, Any] | None:
-        x = torch.randn(32, 9, generator=data).to(model[0].weight.dtype)
-        loss = ((model(x) - x.sum(1, keepdim=True).sin()) ** 2).mean()
-        loss.backward()
-        inner.step()
-        inner.zero_grad()
-        if not diloco.step(tokens=32):
-            return None
-        return {
-            "round": diloco.outer_step,
-            "loss": loss.item(),
-            "outer": digest(diloco.parameters.values()),
-            "inner": digest(model.parameters()),
-            "contributors": None if diloco.info is None else sorted(diloco.info.contributors),
-            "size": pccl.world_size(),
-            "steps": diloco.round_steps,
-            "limited": list(diloco.limited),
-        }
-
     say(event="went", log=rounds(count, until, info, step))
+
+
+def step() -> dict[str, Any] | None:
+    """An inner step. Returns what to log at a round's end."""
+    import torch
+
+    x = torch.randn(32, 9, generator=data).to(model[0].weight.dtype)
+    loss = ((model(x) - x.sum(1, keepdim=True).sin()) ** 2).mean()
+    loss.backward()
+    inner.step()
+    inner.zero_grad()
+    if not diloco.step(tokens=32):
+        return None
+    return {
+        "round": diloco.outer_step,
+        "loss": loss.item(),
+        "outer": digest(diloco.parameters.values()),
+        "inner": digest(model.parameters()),
+        "contributors": None if diloco.info is None else sorted(diloco.info.contributors),
+        "size": pccl.world_size(),
+        "steps": diloco.round_steps,
+        "limited": list(diloco.limited),
+    }
+
+
+def begin() -> None:
+    """Makes the first inner step, which compiles. It must not be the last one of a round."""
+    assert step() is None
+    say(event="begun")
