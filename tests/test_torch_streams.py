@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,3 +148,64 @@ def test_a_missing_wait_is_found(
     remove(monkeypatch)
     with pytest.raises(AssertionError):
         scenario(alone)
+
+
+ODD = torch.device("privateuseone", 0)
+
+
+class Odd:
+    """A stand-in for torch with another accelerator, which notes what it is set to.
+
+    `events`: of its streams, one after the other; an error in place of one that cannot be made.
+    """
+
+    def __init__(self, *events: Exception | None) -> None:
+        self.set: list[str] = []
+        self.accelerator = SimpleNamespace(
+            current_device_index=lambda: 3,
+            set_device_index=lambda index: self.set.append(f"device {index}"),
+            current_stream=lambda device: self._stream(),
+            set_stream=lambda stream: self.set.append("stream"),
+        )
+        self._events = list(events)
+
+    def _stream(self) -> Any:
+        return SimpleNamespace(device=ODD, record_event=self._record_event)
+
+    def _record_event(self) -> Any:
+        if (error := self._events.pop(0)) is not None:
+            raise error
+        return SimpleNamespace(synchronize=lambda: None)
+
+
+def of_odd(monkeypatch: pytest.MonkeyPatch, *events: Exception | None) -> tuple[Odd, Any]:
+    """That device, and a way for another thread to follow this one on it."""
+    odd: Any = Odd(*events)
+    monkeypatch.setattr(devices, "torch", odd)
+    monkeypatch.setattr(devices, "other_accelerators", lambda: ["privateuseone"])
+    devices._has_events.cache_clear()
+    tensor: Any = SimpleNamespace(device=ODD)
+    return odd, after_caller([tensor])
+
+
+def test_a_device_without_events_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd, ordered = of_odd(monkeypatch, RuntimeError("backend doesn't support events"))
+    assert ordered is nullcontext
+    assert after_caller([SimpleNamespace(device=ODD)]) is nullcontext  # type: ignore[list-item]
+    assert odd.set == []
+
+
+def test_a_threads_stream_is_restored_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    restored = ["stream", "stream", "device 3"]
+    odd, ordered = of_odd(monkeypatch, None, None)
+    with ordered():
+        pass
+    assert odd.set == restored
+    odd, ordered = of_odd(monkeypatch, None, RuntimeError("lost"))
+    with pytest.raises(RuntimeError, match="lost"), ordered():
+        pass
+    assert odd.set == restored
+    odd, ordered = of_odd(monkeypatch, None, RuntimeError("lost"))
+    with pytest.raises(ValueError, match="first"), ordered():
+        raise ValueError("first")
+    assert odd.set == restored

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -138,15 +139,31 @@ class _CallersStream:
     def copies(self) -> Iterator[None]:
         """Puts the thread's work on that stream, and waits for it at the end."""
         accelerator = torch.accelerator
-        index = accelerator.current_device_index()
-        before = accelerator.current_stream(self._stream.device)
-        accelerator.set_stream(self._stream)  # and its device
-        try:
-            yield
-        finally:
-            self._stream.record_event().synchronize()
-            accelerator.set_stream(before)
-            accelerator.set_device_index(index)
+        with ExitStack() as restored:
+            restored.callback(accelerator.set_device_index, accelerator.current_device_index())
+            before = accelerator.current_stream(self._stream.device)
+            restored.callback(accelerator.set_stream, before)
+            accelerator.set_stream(self._stream)  # and its device
+            try:
+                yield
+            except BaseException:
+                with suppress(RuntimeError):  # the first error says more
+                    self._wait()
+                raise
+            self._wait()
+
+    def _wait(self) -> None:
+        self._stream.record_event().synchronize()
+
+
+@cache
+def _has_events(device: torch.device) -> bool:
+    """Whether streams of the device have events. Not all of those that packages register do."""
+    try:
+        torch.accelerator.current_stream(device).record_event()
+    except RuntimeError:  # "backend doesn't support events"
+        return False
+    return True
 
 
 def _order(device: torch.device) -> Cuda | _CallersStream | None:
@@ -157,7 +174,8 @@ def _order(device: torch.device) -> Cuda | _CallersStream | None:
         return found
     # By name, since torch.accelerator is new. It is for one type of device.
     known = hasattr(getattr(torch, "accelerator", None), "set_device_index")
-    return _CallersStream(device) if known and device.type in other_accelerators() else None
+    known = known and device.type in other_accelerators() and _has_events(device)
+    return _CallersStream(device) if known else None
 
 
 def after_caller(
@@ -168,8 +186,8 @@ def after_caller(
     The calling thread's streams are its own; by itself, another thread's work on a device would not
     wait for them. The result makes a context for that thread: its work on these tensors' devices
     begins after what the caller has begun until now, and is over at the context's end. Devices that
-    torch.accelerator does not know are left out; each of their copies waits for the thread's own
-    stream only.
+    torch.accelerator does not know, or whose streams have no events, are left out; each of their
+    copies waits for the thread's own stream only.
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     found = [order for order in map(_order, devices) if order is not None]
