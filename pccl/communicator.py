@@ -308,13 +308,13 @@ class Communicator(Peer):
             check=None,
             timeout=limit,
         )
-        shared_state.revision = synced.revision
         kept: dict[str, Any] = {info.name: info._kept for info in shared_state.tensor_infos}
         for name in synced.written:
             frameworks.count_write(kept[name])
         for name, dtype, shape, _, data in synced.replaced:  # those on devices
             _arrays.adopt("", dtype, tuple(shape), data, _first(kept[name], math.prod(shape)))
         synced.finish()
+        shared_state.revision = synced.revision  # once the entries are those of this revision
         return SharedStateSyncInfo(synced.tx_bytes, synced.rx_bytes)
 
     # Reductions.

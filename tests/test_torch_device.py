@@ -47,6 +47,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
         programs.explicit,
         programs.described,
         programs.described_state,
+        programs.described_state_that_cannot_be_written,
         programs.shared_state,
         programs.diloco,
         programs.quantized,

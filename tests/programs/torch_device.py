@@ -13,9 +13,10 @@ import tempfile
 import threading
 import types
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -309,6 +310,25 @@ def described() -> None:
         with raises(pccl.InvalidArgument, "send is not contiguous"):
             wide = there(torch.ones(1)).expand(4)
             pccl.ReduceOpDescriptor.from_torch(wide, there(torch.ones(4)), one)
+
+
+def described_state_that_cannot_be_written() -> None:
+    """A revision is the receiver's when its entries are."""
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with pair() as comms, mock.patch("pccl._arrays.adopt", fail):
+
+        def call(rank: int, comm: Comm) -> int:
+            info = pccl.TensorInfo.from_torch(there(torch.full((3,), float(rank))), "weight")
+            state = pccl.SharedState([info])
+            state.revision = 5 - rank
+            with suppress(MemoryError):
+                comm.sync_shared_state(state)
+            return state.revision
+
+        assert results(comms, call) == [5, 4]
 
 
 def described_state() -> None:
