@@ -536,6 +536,7 @@ class Communicator(Peer):
         return total(done, sum(info.attempts for info in done))
 
     def _request_of(self, descriptor: ReduceOpDescriptor, func: str) -> Request:
+        descriptor._check_kept(func)
         what = descriptor.reduce_descriptor
         coding = quantize.from_options(what.quantization_options, func)
         request = requests.make(

@@ -283,7 +283,8 @@ class ReduceOpDescriptor:
         recvbuf_ptr: Address of as many output elements; may equal `sendbuf_ptr` (in place).
         reduce_descriptor: The rest.
 
-    `from_numpy` and `from_torch` keep their arrays alive by themselves.
+    `from_numpy` and `from_torch` keep their arrays alive by themselves. Each call takes the memory
+    that a tensor has at that time, on any device; its size and dtype must fit as before.
     """
 
     def __init__(
@@ -321,15 +322,7 @@ class ReduceOpDescriptor:
         for name, array in (("send", send), ("recv", recv)):
             if not isinstance(array, np.ndarray):
                 raise InvalidArgument.because(func, f"{name} is no NumPy array")
-            if not array.flags.c_contiguous:
-                raise InvalidArgument.because(func, f"{name} is not C-contiguous")
-        if not recv.flags.writeable:
-            raise InvalidArgument.because(func, "recv is read-only")
-        kinds = DataType.from_numpy_dtype(send.dtype), DataType.from_numpy_dtype(recv.dtype)
-        check_operands(func, kinds, (send.size, recv.size), reduce_descriptor)
-        descriptor = ReduceOpDescriptor(send.ctypes.data, recv.ctypes.data, reduce_descriptor)
-        descriptor._kept = (send, recv)
-        return descriptor
+        return ReduceOpDescriptor._keeping(func, send, recv, reduce_descriptor)
 
     @staticmethod
     def from_torch(send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
@@ -341,21 +334,56 @@ class ReduceOpDescriptor:
             NotSupported: They have no elements (device "meta").
         """
         func = "ReduceOpDescriptor.from_torch"
-        for name, tensor in (("send", send), ("recv", recv)):
-            _check_torch(func, name, tensor)
-        if send.device != recv.device:
-            sentence = f"send is on {send.device}, but recv is on {recv.device}"
-            raise InvalidArgument.because(func, sentence)
-        kinds = DataType.from_torch_dtype(send.dtype), DataType.from_torch_dtype(recv.dtype)
-        check_operands(func, kinds, (send.numel(), recv.numel()), reduce_descriptor)
-        descriptor = ReduceOpDescriptor(send.data_ptr(), recv.data_ptr(), reduce_descriptor)
+        return ReduceOpDescriptor._keeping(func, send, recv, reduce_descriptor)
+
+    @staticmethod
+    def _keeping(
+        func: str, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor
+    ) -> ReduceOpDescriptor:
+        _check_pair(func, send, recv, reduce_descriptor)
+        addresses = _address_of(send), _address_of(recv)
+        descriptor = ReduceOpDescriptor(*addresses, reduce_descriptor)
         descriptor._kept = (send, recv)
         return descriptor
+
+    def _check_kept(self, func: str) -> None:
+        """Looks again at the arrays that it was made from, and where they are now.
+
+        `set_`, `data =` and `Module.to` change a tensor's memory and device.
+        """
+        if self._kept:
+            send, recv = self._kept
+            _check_pair(func, send, recv, self.reduce_descriptor)
+            self.sendbuf_ptr, self.recvbuf_ptr = _address_of(send), _address_of(recv)
 
 
 def _address_of(array: Any) -> int:
     """Where a NumPy array or torch tensor has its elements."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())
+
+
+def _check_pair(func: str, send: Any, recv: Any, what: ReduceDescriptor) -> None:
+    """Refuses two NumPy arrays, or two tensors, that a descriptor cannot have.
+
+    Raises:
+        InvalidArgument: They do not fit together or the descriptor.
+        NotSupported: They have no elements (device "meta").
+    """
+    if isinstance(send, np.ndarray):
+        for name, array in (("send", send), ("recv", recv)):
+            if not array.flags.c_contiguous:
+                raise InvalidArgument.because(func, f"{name} is not C-contiguous")
+        if not recv.flags.writeable:
+            raise InvalidArgument.because(func, "recv is read-only")
+        kinds = DataType.from_numpy_dtype(send.dtype), DataType.from_numpy_dtype(recv.dtype)
+        return check_operands(func, kinds, (send.size, recv.size), what)
+    for name, tensor in (("send", send), ("recv", recv)):
+        _check_torch(func, name, tensor)
+    if send.device != recv.device:
+        sentence = f"send is on {send.device}, but recv is on {recv.device}"
+        raise InvalidArgument.because(func, sentence)
+    kinds = DataType.from_torch_dtype(send.dtype), DataType.from_torch_dtype(recv.dtype)
+    check_operands(func, kinds, (send.numel(), recv.numel()), what)
 
 
 def check_operands(

@@ -184,6 +184,29 @@ def test_an_entry_may_be_empty():
         )
 
 
+def test_a_descriptor_of_tensors_follows_their_memory():
+    torch = pytest.importorskip("torch")
+    send, recv = torch.ones(3), torch.zeros(3)
+    kept = ReduceOpDescriptor.from_torch(send, recv, descriptor(3))
+    send.data, recv.data = torch.ones(5), torch.zeros(5)
+    kept._check_kept("f")
+    assert (kept.sendbuf_ptr, kept.recvbuf_ptr) == (send.data_ptr(), recv.data_ptr())
+    for wrong, words in (
+        ((torch.ones(2), torch.ones(2)), "count is 3, but there are 2 elements"),
+        ((torch.ones(3), torch.ones(4)), "send has 3 elements, but recv has 4"),
+        ((torch.ones(3).double(), torch.ones(3).double()), "the descriptor says float32"),
+        ((torch.ones(3, 3).T, torch.ones(3, 3)), "send is not contiguous"),
+    ):
+        kept._kept = wrong
+        with pytest.raises(pccl.InvalidArgument, match=words):
+            kept._check_kept("f")
+    array = np.ones(3, np.float32)
+    kept = ReduceOpDescriptor.from_numpy(array, array, descriptor(3))
+    array.flags.writeable = False
+    with pytest.raises(pccl.InvalidArgument, match="recv is read-only"):
+        kept._check_kept("f")
+
+
 def test_the_entry_of_a_tensor_follows_its_memory():
     torch = pytest.importorskip("torch")
     tensor = torch.nn.Parameter(torch.zeros(1000))

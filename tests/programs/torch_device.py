@@ -305,6 +305,16 @@ def described() -> None:
         one = pccl.ReduceDescriptor(
             1, pccl.ReduceOp.SUM, 0, pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT)
         )
+        moved = [(there(torch.full((1,), 1.0 + rank)), there(torch.zeros(1))) for rank in range(2)]
+        kept = [pccl.ReduceOpDescriptor.from_torch(*tensors, one) for tensors in moved]
+        for send, recv in moved:  # as Module.cpu does with parameters
+            torch.utils.swap_tensors(send, send.cpu())
+            torch.utils.swap_tensors(recv, recv.cpu())
+        results(comms, lambda rank, comm: comm.all_reduce_multiple_with_retry([kept[rank]]))
+        assert [recv.tolist() for _, recv in moved] == [[3.0]] * 2
+        torch.utils.swap_tensors(moved[0][1], there(torch.zeros(1)))
+        with raises(pccl.InvalidArgument, f"send is on cpu, but recv is on {DEVICE}"):
+            comms[0].all_reduce_multiple_with_retry([kept[0]])
         with raises(pccl.InvalidArgument, f"send is on cpu, but recv is on {DEVICE}"):
             pccl.ReduceOpDescriptor.from_torch(torch.ones(1), there(torch.ones(1)), one)
         with raises(pccl.InvalidArgument, "send is not contiguous"):
