@@ -184,7 +184,7 @@ NO_THREADS = {"holders have no threads": "pccl snapshot", "it has no threads": "
 
 @pytest.mark.parametrize("stuck", ["no line", "too late", *NO_THREADS])
 def test_the_members_wait_for_a_newcomer_that_does_not_get_the_state(run: Run, stuck: str) -> None:
-    options = BEHIND | {"sync_every": 4, "mode": "async"}
+    options = BEHIND | {"sync_every": 4, "mode": "async", "join_megabits": 100}
     peers = begun(run, 2, **options)
     go(peers, 2, inner=False)
     late = Peers([run.peer(member.serve)])
@@ -202,6 +202,9 @@ def test_the_members_wait_for_a_newcomer_that_does_not_get_the_state(run: Run, s
     made(late)
     went([*peers, *late], inner=False)
     shown([*peers, *late])
+    for peer in peers:
+        assert peer.stderr().count("join_megabits=100 may be too low") == 1
+    assert "too low" not in late[0].stderr()
 
 
 def test_the_members_wait_for_a_newcomer_that_keeps_many_results(run: Run) -> None:

@@ -127,8 +127,10 @@ class DiLoCo(Joining):
             Its constructor returns when its learning counts. The program makes no collective calls
             of its own then, since a newcomer that watches does not make them. Not for a rank of a
             replica. Default: False, all wait at the round's end.
-        join_megabits: With `background_join`: the most that this member sends to newcomers, in
-            Mbit/s; each member's own. Default: 80 % of the time, 25 % beside a reduction.
+        join_megabits: With `background_join`: the most that this member sends to newcomers while
+            nobody waits for them, in Mbit/s; each member's own. Where up to four holders together
+            cannot send the state in 16 rounds, members wait and send the rest without a bound.
+            Default: 80 % of the time, 25 % beside a reduction.
         join: False: do not join yet; load a checkpoint and call `join`. Default: True.
 
     Attributes:

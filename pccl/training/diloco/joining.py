@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ from pccl.types import ReduceInfo, SyncInfo
 _MOST_WATCHED = 16
 
 _Made = TypeVar("_Made")
+
+_log = logging.getLogger(__name__)
 
 
 def call_timeout() -> float | None:
@@ -289,6 +292,13 @@ class Joining(Reductions):
             self._leave()  # the others would wait for it
             raise own.why_refused(meeting.holders[0])
         if meeting.must_share:
+            if own.holds and self._plan.join_megabits is not None:
+                _log.warning(
+                    "all members wait for a newcomer, and send it the state without a bound: it "
+                    "does not get it, or not in %d rounds. join_megabits=%g may be too low",
+                    _MOST_WATCHED,
+                    self._plan.join_megabits,
+                )
             return self._share_with_all()
         self.observers = tuple(record.peer for record in meeting.behind)
         self._may_leave = own.leaves and meeting.stays(own.peer)

@@ -160,7 +160,8 @@ class Plan:
         sparse: Which of their elements travel; None: all.
         robust: How the influence of each member is bounded; None: it is not bounded.
         background_join: Whether members go on while newcomers receive the state.
-        join_megabits: The most that this member sends to newcomers then; None: no such bound.
+        join_megabits: The most that this member sends to newcomers while members go on; None: no
+            such bound.
     """
 
     mode: str
