@@ -32,9 +32,11 @@ from workers import Run, eventually
 
 import pccl
 from pccl import diloco
+from pccl.diloco import Sparse
 from pccl.tools import status
 from pccl.training.diloco.late import Late, combined
 from pccl.training.diloco.reductions import Contribution
+from pccl.training.diloco.sparse import Sparsifier
 
 GRACE = 2.0
 LAST_ROUND = 2 - 1 + 4  # after which the learning of the second round counts
@@ -47,30 +49,46 @@ QUORUM: dict[str, Any] = {
 
 
 class Reference:
-    """The run in one process."""
+    """The run in one process. `sparse`: how members send what they have learned."""
 
-    def __init__(self) -> None:
+    def __init__(self, sparse: Sparse | None = None) -> None:
         self.theta = fresh(0)
         self._velocity = {name: np.zeros_like(array) for name, array in self.theta.items()}
+        self._sparse = sparse
 
     def learned(self, number: int) -> Model:
         return less(self.theta, trained(self.theta, number, 3))
 
     def round(self, parts: list[Model]) -> None:
-        outer_step(self.theta, self._velocity, mean(parts))
+        outer_step(self.theta, self._velocity, mean([self._sent(part) for part in parts]))
+
+    def _sent(self, part: Model) -> Model:
+        if self._sparse is None:
+            return part
+        arrays = list(part.values())
+        sparsifier = Sparsifier(self._sparse, arrays)
+        code = sparsifier.encode(arrays)
+        return dict(zip(part, sparsifier.mean(code[None], [1.0]).arrays, strict=True))
 
 
-@pytest.mark.parametrize("tokens", [None, 8])
+# Members send all elements, and leave nothing to later rounds.
+DENSE: dict[str, Any] = {"density": 1.0, "decay": 0.0}
+
+
+@pytest.mark.parametrize(("tokens", "sparse"), [(None, None), (8, None), (8, DENSE)])
 def test_what_a_late_member_has_learned_counts_where_it_is_let_in(
-    run: Run, tokens: int | None
+    run: Run, tokens: int | None, sparse: dict[str, Any] | None
 ) -> None:
     peers = Peers(run.peers(4, member.serve))
-    make(peers, seed=0, **QUORUM)
+    options: dict[str, Any] = {"outer_lr": 0.7, "outer_momentum": 0.9}
+    if sparse is not None:
+        options["sparse"] = sparse
+    make(peers, seed=0, **QUORUM, **options)
     made(peers)
     go(peers, 1, tokens=tokens)
     counts = comes_back_late(peers, tokens=tokens)
     assert counts == [*[3] * (len(counts) - 2), 4, 4]
-    want = Reference()
+    want = Reference(None if sparse is None else Sparse(**sparse))
     want.round([want.learned(number) for number in range(4)])
     late = want.learned(3)
     for count in counts[:-1]:
