@@ -52,6 +52,8 @@ def test_members_with_other_batches_get_the_rate_of_what_all_have_seen(members: 
         ({"batch": -1}, "batch is a positive number, not -1"),
         ({"usual_batch": math.nan}, "usual_batch is a positive number, not nan"),
         ({"batch": math.inf}, "batch is a positive number, not inf"),
+        ({"batch": None}, "batch is a positive number, not None"),  # `total_weight` without weights
+        ({"usual": "0.1"}, "usual is a positive number, not '0.1'"),
         ({"rule": "cubic"}, 'rule is "sqrt" or "linear", not \'cubic\''),
     ],
 )

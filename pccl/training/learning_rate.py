@@ -37,7 +37,11 @@ def learning_rate(
     func = "learning_rate"
     numbers = {"usual": usual, "batch": batch, "usual_batch": usual_batch}
     for name, given in numbers.items():
-        if not 0 < given < math.inf:
+        try:
+            positive = 0 < given < math.inf
+        except (TypeError, ValueError):  # text, None, or an array of several
+            positive = False
+        if not positive:
             raise InvalidArgument.because(func, f"{name} is a positive number, not {given!r}")
     if rule not in ("sqrt", "linear"):
         raise InvalidArgument.because(func, f'rule is "sqrt" or "linear", not {rule!r}')
