@@ -7,7 +7,8 @@ a delay and no other limit, and one connection. So the figures tell how many hop
 how many bytes real links carry. Needs root.
 
 Gives the median time of the slowest member in milliseconds, and in delays. A ring of n members
-takes 2 (n - 1) of them, without the two of the verdict. The goal: small arrays need fewer.
+takes 2 (n - 1) of them, without the two of the verdict. The goal: small arrays need at
+least one fewer.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Group:
 def ring_goal(seconds: list[float], members: int, delay_ms: float) -> dict[str, Any]:
     """Prints that of the smallest all-reduce: a tree's hops in place of a ring's."""
     delays = [1e3 * one / delay_ms for one in seconds]
-    name = f"{SMALL}, {members} members: fewer delays than the hops of a ring"
+    name = f"{SMALL}, {members} members: delays, at least one below the hops of a ring"
     ring = 2 * (members - 1)
     return goal(name, statistics.median(delays), delays, "{:.1f}".format, at_most=ring - 1)
 
