@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import lab
 import pytest
-import run as wan_run  # of benchmarks/wan/
 
 WAN = Path(lab.__file__).resolve().parent
 
 MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def wan_run() -> ModuleType:
+    """benchmarks/wan/run.py, which adds benchmarks/ to sys.path. Tests have modules named alike."""
+    spec = importlib.util.spec_from_file_location("wan_run", WAN / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    path = sys.path.copy()
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
 
 
 def result_of(**changes: Any) -> dict[str, Any]:
@@ -23,13 +36,13 @@ def result_of(**changes: Any) -> dict[str, Any]:
     return plain | {"first": {"pccl": 8.0}, "seconds": {"pccl": [4.0, 4.0]}} | changes
 
 
-def test_the_first_call_counts_in_the_goal_of_bulk() -> None:
+def test_the_first_call_counts_in_the_goal_of_bulk(wan_run: ModuleType) -> None:
     [goal] = wan_run.goals(result_of())
     assert goal["figure"] == 4.0 * 3 / 16 and goal["count"] == 3
     assert goal["at_least"] == 0.9 and not goal["reached"]
 
 
-def test_int8_is_compared_with_float32_of_the_same_run() -> None:
+def test_int8_is_compared_with_float32_of_the_same_run(wan_run: ModuleType) -> None:
     both = {"pccl": [1.0, 1.0], "plain": [4.0, 4.0]}
     [goal] = wan_run.goals(
         result_of(quantize="int8", seconds=both, first={"pccl": 2.0, "plain": 7.0})
@@ -38,7 +51,7 @@ def test_int8_is_compared_with_float32_of_the_same_run() -> None:
     assert wan_run.goals(result_of(quantize="int8")) == []
 
 
-def test_rested_calls_have_a_goal_with_and_without_a_warning() -> None:
+def test_rested_calls_have_a_goal_with_and_without_a_warning(wan_run: ModuleType) -> None:
     seconds = {"pccl": [2.0, 2.0], "prepared": [1.0, 1.3]}
     goals = wan_run.goals(result_of(bytes=32 * MIB, idle=60.0, bound=1.0, seconds=seconds))
     assert [goal["reached"] for goal in goals] == [False, True]
@@ -46,7 +59,7 @@ def test_rested_calls_have_a_goal_with_and_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"preset": "europe"}, {"rates": 0.5}, {"bytes": MIB}])
-def test_other_rows_have_no_goal(changes: dict[str, Any]) -> None:
+def test_other_rows_have_no_goal(changes: dict[str, Any], wan_run: ModuleType) -> None:
     assert wan_run.goals(result_of(**changes)) == []
 
 
