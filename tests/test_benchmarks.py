@@ -257,23 +257,41 @@ def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     assert (tmp_path / "curves.svg").read_text().count("polyline") == len(methods) + 1
 
 
-@pytest.mark.parametrize(("to_end", "reached"), [(0.96, "yes"), (0.91, "NO")])
-def test_the_goal_of_hidden_reductions_counts_the_last_one(
-    to_end: float, reached: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def training_run() -> ModuleType:
     file = BENCHMARKS / "training" / "run.py"
     spec = importlib.util.spec_from_file_location("training_run", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclass looks there
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("to_end", "reached"), [(0.96, "yes"), (0.91, "NO")])
+def test_the_goal_of_hidden_reductions_counts_the_last_one(
+    to_end: float, reached: str, training_run: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     args = SimpleNamespace(churn=0, sync_every=50, peers=4, wan=(50.0, 100.0))
     run = {"hidden": 1.0, "hidden_to_end": to_end, "seconds": 1.0}
-    module.goals(args, {"async": [run]}, 3.5)
+    training_run.goals(args, {"async": [run]}, 3.5)
     line = (
         f"{reached:4} 95 % of async's reductions are hidden, with the last one: {100 * to_end:.1f}"
     )
     assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("peers", [4, 8])
+def test_the_goal_of_a_hostile_member_is_for_one_of_eight(
+    peers: int, training_run: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = SimpleNamespace(churn=0, sync_every=50, peers=peers, wan=None)
+    found = {
+        "diloco": [{"bits": 2.0, "seconds": 1.0}],
+        "hostile clip": [{"bits": 2.4, "seconds": 1}],
+    }
+    training_run.goals(args, found, 3.5)
+    assert ("NO   hostile clip is within" in capsys.readouterr().out) is (peers == 8)
 
 
 @pytest.mark.timeout(600)  # up to nine processes that import torch

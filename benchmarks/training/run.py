@@ -380,8 +380,8 @@ GOALS = {"diloco": 2.0, "diloco warm-up": 5.0, "diloco int8": 2.5, "async": 4.0,
 FEWER_GOALS = {"diloco int8": 200, "sparse": 1500}
 CHURN_GOAL = 3.0
 HIDDEN_GOAL = 0.95  # share of async's reductions, with the last one
-# "hostile": the loss above that of honest members, in percent.
-HOSTILE_GOAL = 2.0
+# "hostile": the loss above that of honest members, in percent, where one of so many spoils rounds.
+HOSTILE_GOAL, HOSTILE_PEERS = 2.0, 8
 # "uneven": the loss above that of even machines, in percent; the share of what each could do alone.
 UNEVEN_GOAL, SHARE_GOAL = 3.0, 90.0
 
@@ -463,7 +463,8 @@ def goals(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]], bigr
             what = f"{method} is within {UNEVEN_GOAL:g} % of even machines"
             say(what, more <= UNEVEN_GOAL, f"{more:+.1f} %")
     for method in (name for name in found if name.startswith("hostile")):
-        if found.get(method) and found.get("diloco"):
+        # One of fewer members has a larger part in each round.
+        if found.get(method) and found.get("diloco") and args.peers == HOSTILE_PEERS:
             more, _ = above(found[method], found["diloco"])
             what = f"{method} is within {HOSTILE_GOAL:g} % of honest members"
             say(what, more <= HOSTILE_GOAL, f"{more:+.1f} %")
