@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pccl
@@ -21,6 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 check = importlib.import_module("check")
 processes = importlib.import_module("processes")
+ranks = importlib.import_module("ranks")
 report = importlib.import_module("report")
 
 
@@ -31,6 +33,25 @@ def shown(tmp_path: Path, program: str, *options: str) -> tuple[Any, str]:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_text()), done.stdout
+
+
+@pytest.mark.parametrize(("held", "right"), [([1, 1], True), ([0, 1], False), ([-1, 1], False)])
+def test_a_state_is_right_if_all_ranks_have_that_of_one(
+    held: list[int], right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = np.full(4, 2.0, np.float32)
+    told: list[int] = []
+
+    def allgather(mine: int, **_: object) -> Any:
+        told.append(mine)
+        return np.array(held)
+
+    monkeypatch.setattr(ranks.pccl, "allgather", allgather)
+    case = ranks.Rank.sync(SimpleNamespace(pair=lambda kind, count: (state, state)), state.nbytes)
+    assert case.right([1.0, 2.0]) is right
+    state[0] = 3
+    assert not case.right([1.0, 2.0])
+    assert told == [1, -1]
 
 
 def test_a_goal_is_printed_with_its_figure_and_spread(capsys: pytest.CaptureFixture[str]) -> None:
