@@ -74,7 +74,7 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
         if self._loaded is not None:
             self.diloco.load_state_dict(self._loaded)
             self._loaded = None
-        # Of a checkpoint: the run's step where a round began, and this member's own steps.
+        # A checkpoint has the run's step where a round began, and this member's own steps.
         at = max(self.diloco.inner_step, trainer.global_step)
         self._schedules = Schedules(self.diloco, at, trainer.max_steps)
         self.diloco.join()
