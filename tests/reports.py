@@ -150,14 +150,13 @@ def join(
     hosts: list[str] | None = None,
     waiting: bool = True,
     name: str = "",
+    replica: str = "",
 ) -> bytes:
-    """The first message of a newcomer."""
+    """The first message of a newcomer. `replica`: of no ranks."""
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
-    rest = (
-        text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number) + text(name)
-    )
-    return peer(number) + founder + listed(addresses) + rest
+    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text(replica) + u32(0)
+    return peer(number) + founder + listed(addresses) + rest + peer(number) + text(name)
 
 
 def heartbeat(

@@ -544,6 +544,15 @@ def lose(play: _testing.MasterPlay, number: int) -> set[int]:
     return {to for to, what, *_ in play.told() if what == "close"}
 
 
+def test_a_newcomer_of_a_replica_without_ranks_is_refused() -> None:
+    play = founded({0: [1]})
+    play.told()
+    play.connect(9, "192.0.2.9")
+    play.says(9, JOIN, join(9, replica="x"), 0, term=0)
+    assert "a replica has a name of up to 256 bytes" in gone(play)[9]
+    assert play.members() == [1]
+
+
 def test_the_loss_of_one_group_moves_no_other_one() -> None:
     play = founded({0: [1], 7: [2]})
     assert lose(play, 2) == set()

@@ -146,7 +146,7 @@ void Master::hear_first(ConnectionId id, ControlPeer& connection, const wire::Fr
                         Instant now) {
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
     if (restart_.must_wait(frame.envelope.run, first->group, now)) return connections_.close(id);
-    join(id, connection, *first, now);
+    served_.join(id, connection, *first, now);
     return settle_replicas(now);
   }
   if (std::holds_alternative<wire::Rejoin>(frame.message)) {
@@ -169,12 +169,6 @@ void Master::hear_first(ConnectionId id, ControlPeer& connection, const wire::Fr
     return served_.settle(now);
   }
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin"}, now);
-}
-
-void Master::join(ConnectionId id, ControlPeer& connection, const wire::Join& join, Instant now) {
-  const std::string why_not = served_.has_room(join.group) ? replicas_.objection(join) : "";
-  if (!why_not.empty()) return connections_.refuse(id, Code::refused, why_not);
-  served_.join(id, connection, join, now);
 }
 
 // -- consequences

@@ -69,7 +69,6 @@ class Master final : private Surroundings {
   void hear_first(ConnectionId id, ControlPeer& connection, const wire::Frame& frame, Instant now);
   [[nodiscard]] bool hear_several(ConnectionId id, ControlPeer& connection,
                                   const wire::Frame& frame, Instant now);
-  void join(ConnectionId id, ControlPeer& connection, const wire::Join& join, Instant now);
 
   // -- consequences
   void recover_if_ready(std::uint32_t group, Instant now);

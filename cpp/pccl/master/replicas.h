@@ -30,8 +30,7 @@ class Replicas final : public ReplicaRules {
   Replicas(const Options& options, const Groups& groups, const bool& admission_paused)
       : options_(options), groups_(groups), admission_paused_(admission_paused) {}
 
-  // Why a peer cannot join its group. Empty: it can.
-  [[nodiscard]] std::string objection(const wire::Join& join) const;
+  [[nodiscard]] std::string objection(const wire::Join& join) const override;
   // Why a member of another master cannot return here. Empty: it can.
   [[nodiscard]] std::string objection(const wire::Rejoin& rejoin) const;
   // Ranks per replica; 0: there are no replicas.

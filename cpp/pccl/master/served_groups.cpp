@@ -89,6 +89,8 @@ Group& ServedGroups::group_for(std::uint32_t id) {
 void ServedGroups::join(ConnectionId id, ControlPeer& connection, const wire::Join& join,
                         Instant now) {
   if (!has_room(join.group)) return connections_.refuse(id, Code::refused, "too many groups");
+  const std::string why_not = around_.replicas().objection(join);
+  if (!why_not.empty()) return connections_.refuse(id, Code::refused, why_not);
   wire::Join seen = join;
   // The connection's remote address is most likely the best one to reach the peer.
   if (!join.addresses.empty()) {

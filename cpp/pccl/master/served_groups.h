@@ -43,7 +43,7 @@ class ServedGroups {
   // -- groups that begin and end
   // Whether the group exists or may begin. Keeps empty groups for late peers while there is room.
   [[nodiscard]] bool has_room(std::uint32_t group);
-  // The peer becomes a newcomer of its group.
+  // The peer becomes a newcomer of its group, or is refused.
   void join(ConnectionId id, ControlPeer& connection, const wire::Join& join, Instant now);
   void put(std::uint32_t group, std::unique_ptr<Group> made) { groups_[group] = std::move(made); }
   // The quorum of a group that is taken over, and put next.

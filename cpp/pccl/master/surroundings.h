@@ -13,10 +13,12 @@
 
 namespace pccl::master {
 
-// Events and questions of a group about replicas: see replicas.h. By default there are none.
+// Events and questions about replicas: see replicas.h. By default there are none.
 class ReplicaRules {
  public:
   virtual ~ReplicaRules() = default;
+  // Why a peer cannot join its group. Empty: it can.
+  [[nodiscard]] virtual std::string objection(const wire::Join&) const { return {}; }
   // An event may let admissions or the start proceed.
   virtual void changed() {}
   // A member or a newcomer has left or was removed. `finished`: a member left regularly.
