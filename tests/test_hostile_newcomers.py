@@ -27,6 +27,7 @@ from reports import (
 )
 
 from pccl import _testing
+from pccl._core import FIRST_PAIR
 
 
 def test_a_newcomer_that_wants_and_wants_not_is_turned_away() -> None:
@@ -63,6 +64,18 @@ def test_groups_that_nobody_was_let_into_are_forgotten() -> None:
         play.says(connection, LEAVE, text(""))
         play.told()
         assert not play.has_group(group)
+
+
+def test_a_pair_whose_last_member_stays_away_is_forgotten() -> None:
+    play = _testing.MasterPlay(1)
+    play.connect(9, "192.0.2.9")
+    play.says(9, JOIN, join(9, group=FIRST_PAIR))
+    play.told()
+    play.disconnect(9)
+    assert play.has_group(FIRST_PAIR)  # it may come back
+    play.passes(12)  # PCCL_RECONNECT_TIMEOUT, and more
+    assert not play.has_group(FIRST_PAIR)
+    assert play.members() == [1]
 
 
 # Those who say that they come back.

@@ -230,6 +230,7 @@ void Master::on_time(Instant now) {
   settle_replicas(now);
   inquiries_.answer(now);
   served_.settle(now);
+  served_.forget_empty();  // their last member was away for too long
   if (now - last_heartbeat_ < options_.heartbeat_interval) return;
   last_heartbeat_ = now;
   served_.send_heartbeats();

@@ -120,6 +120,10 @@ void ServedGroups::forget(std::uint32_t id) {
   if (group->record().epoch == 0 || id >= kFirstPair) erase(id);
 }
 
+void ServedGroups::forget_empty() {
+  for (auto at = groups_.begin(); at != groups_.end();) forget((at++)->first);
+}
+
 // Its members may go on at another master. A group that begins here with its number has a higher
 // term, so they do not take it for their own.
 void ServedGroups::abandon(std::uint32_t group) {

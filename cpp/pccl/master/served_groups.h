@@ -52,6 +52,8 @@ class ServedGroups {
   [[nodiscard]] std::uint32_t new_term(std::uint32_t term) const;
   // Drops a group that is empty, and which never had a member or is a pair.
   void forget(std::uint32_t group);
+  // Drops all such groups.
+  void forget_empty();
   // Forgets this group only: the others have their members here, and do not depend on it.
   void abandon(std::uint32_t group);
   void erase(std::uint32_t group);
