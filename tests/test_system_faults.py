@@ -90,19 +90,44 @@ def test_a_neighbour_for_which_the_loop_has_no_room_is_reached_otherwise(
         assert peer.expect("reduced")["size"] == 2
 
 
+def counting(folder: Path) -> str:
+    """The file of a system that counts all memory."""
+    file = folder / "mode"
+    file.write_text("2\n")
+    return str(file)
+
+
 # The first access to such memory would end the process by SIGBUS.
 @pytest.mark.shared_memory
 @pytest.mark.env(PCCL_SHM="1")
 def test_where_memory_is_counted_shared_memory_is_refused_before_it_is_used(
     run: Run, faulty: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "mode").write_text("2\n")
-    full = str(tmp_path / "mode")
-    peers = [
-        run.peer(system_faults.reduce_once, PCCL_MIN_PEERS="2", LD_PRELOAD=faulty, TEST_FULL=full)
-        for _ in range(2)
-    ]
+    faults = {"LD_PRELOAD": faulty, "TEST_COUNTED": counting(tmp_path), "TEST_FULL": "1"}
+    peers = [run.peer(system_faults.reduce_once, PCCL_MIN_PEERS="2", **faults) for _ in range(2)]
     for peer in peers:
         assert peer.expect("reduced")["size"] == 2
         sentence = "no shared memory (reserving shared memory: No space left on device)"
         assert f"{sentence}: reducing over TCP" in peer.stderr()
+
+
+# A kernel gives back what a call had reserved before the signal.
+@pytest.mark.shared_memory
+def test_signals_do_not_keep_memory_from_being_reserved(
+    run: Run, faulty: str, tmp_path: Path
+) -> None:
+    faults = {"LD_PRELOAD": faulty, "TEST_COUNTED": counting(tmp_path), "TEST_SIGNALS": "1"}
+    peer = run.peer(system_faults.make_a_long_array, **faults)
+    peer.expect("made")
+
+
+@pytest.mark.env(PCCL_SHM="0", PCCL_SECRET="a secret of this test, and of no other")
+@pytest.mark.parametrize("cipher", ["aes", "chacha20"])
+def test_an_openssl_without_chacha20_encrypts_with_aes(run: Run, faulty: str, cipher: str) -> None:
+    lacking = {"LD_PRELOAD": faulty, "TEST_NO_CHACHA": "1"}
+    peers = [
+        run.peer(system_faults.reduce_once, PCCL_MIN_PEERS="2", PCCL_CIPHER=cipher, **faults)
+        for faults in (lacking, {})
+    ]
+    for peer in peers:
+        assert peer.expect("reduced")["size"] == 2

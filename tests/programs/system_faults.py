@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
 import pccl
 from programs.peer import expected, say, start, x
 
@@ -31,3 +33,9 @@ def reduce_once() -> None:
     assert (total == expected(info)).all()
     say(event="reduced", size=info.world_size)
     pccl.shutdown()
+
+
+def make_a_long_array() -> None:
+    made = pccl.empty(40 << 20, np.uint8)
+    made[-1] = 1
+    say(event="made")

@@ -16,7 +16,8 @@ namespace pccl::os {
 
 // Takes the memory for a file of that size now, where the system promises no more memory than it
 // has. It would otherwise find out at the first access that there is none, and end the process
-// (SIGBUS). Elsewhere it does nothing. Returns 0, or the error's number: ENOSPC.
+// (SIGBUS). Where the system promises more, it does nothing. Returns 0, or the error's number:
+// ENOSPC, or ENOTSUP where memory cannot be shared.
 [[nodiscard]] int reserve(int descriptor, std::size_t size);
 
 // Fixes the file's size for ever and, with `writes`, forbids all later mappings that can write. -1:

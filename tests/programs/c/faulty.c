@@ -1,5 +1,5 @@
-/* Preloaded into a peer: name servers that answer late, an event loop that has no room, and a system
- * that promises no more memory than it has. */
+/* Preloaded into a peer: name servers that answer late, an event loop that has no room, a system
+ * that promises no more memory than it has, and an OpenSSL without ChaCha20. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -51,12 +51,12 @@ int epoll_ctl(int loop, int what, int descriptor, struct epoll_event *event) {
   return real(loop, what, descriptor, event);
 }
 
-/* TEST_FULL: the system counts all memory (mode 2), and has none left for files. */
+/* TEST_COUNTED, a file that has "2": the system counts all memory. */
 int open(const char *path, int flags, ...) {
   int (*real)(const char *, int, ...);
   *(void **)&real = dlsym(RTLD_NEXT, "open");
-  const char *full = getenv("TEST_FULL");
-  if (full != NULL && strcmp(path, "/proc/sys/vm/overcommit_memory") == 0) path = full;
+  const char *counted = getenv("TEST_COUNTED");
+  if (counted != NULL && strcmp(path, "/proc/sys/vm/overcommit_memory") == 0) path = counted;
   va_list more;
   va_start(more, flags);
   const mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, mode_t) : 0;
@@ -64,8 +64,25 @@ int open(const char *path, int flags, ...) {
   return real(path, flags, mode);
 }
 
+/* TEST_FULL: there is no memory left for files. TEST_SIGNALS: a signal ends the first call for each
+ * file, and every call for more than 16 MiB. */
 int posix_fallocate(int descriptor, off_t at, off_t size) {
+  static int interrupted = -1;
   int (*real)(int, off_t, off_t);
   *(void **)&real = dlsym(RTLD_NEXT, "posix_fallocate");
-  return getenv("TEST_FULL") != NULL ? ENOSPC : real(descriptor, at, size);
+  if (getenv("TEST_FULL") != NULL) return ENOSPC;
+  const int first = __atomic_exchange_n(&interrupted, descriptor, __ATOMIC_RELAXED) != descriptor;
+  if (getenv("TEST_SIGNALS") != NULL && (first || size > 16 << 20)) return EINTR;
+  return real(descriptor, at, size);
+}
+
+/* TEST_NO_CHACHA: an OpenSSL 1.1.1 that was built without ChaCha20. Its library is a module's,
+ * which RTLD_NEXT does not search. */
+int SSL_CTX_set_ciphersuites(void *context, const char *suites) {
+  if (getenv("TEST_NO_CHACHA") != NULL && strstr(suites, "CHACHA20") != NULL) return 0;
+  void *library = dlopen("libssl.so.3", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == NULL) library = dlopen("libssl.so.1.1", RTLD_LAZY | RTLD_NOLOAD);
+  int (*real)(void *, const char *);
+  *(void **)&real = dlsym(library, "SSL_CTX_set_ciphersuites");
+  return real(context, suites);
 }

@@ -5,6 +5,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 // Older C libraries lack these. F_SEAL_FUTURE_WRITE needs Linux 5.1.
@@ -17,6 +18,10 @@
 
 namespace pccl::os {
 namespace {
+
+// A signal ends a call that reserves memory, and the kernel gives back what it had of it. Signals
+// of an interval timer would end every call for a large file.
+constexpr std::size_t kReserveStep = std::size_t{16} << 20;
 
 constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
 
@@ -49,9 +54,14 @@ int open_shared_memory() {
 
 int reserve(int descriptor, std::size_t size) {
   if (!counts_memory()) return 0;
-  int error = EINTR;
-  while (error == EINTR) error = ::posix_fallocate(descriptor, 0, static_cast<off_t>(size));
-  return error;
+  for (std::size_t at = 0; at < size; at += kReserveStep) {
+    const std::size_t length = std::min(kReserveStep, size - at);
+    int error = EINTR;
+    while (error == EINTR)
+      error = ::posix_fallocate(descriptor, static_cast<off_t>(at), static_cast<off_t>(length));
+    if (error != 0) return error;
+  }
+  return 0;
 }
 
 int seal(int descriptor, bool writes) {
