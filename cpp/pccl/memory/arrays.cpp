@@ -24,25 +24,25 @@ constexpr std::size_t kChunk = std::size_t{4} << 20;
 class Registry {
  public:
   Result<Place> make(std::size_t size) {
-    const std::size_t room = (std::max<std::size_t>(size, 1) + kAlignment - 1) / kAlignment;
+    const std::size_t bytes =
+        (std::max<std::size_t>(size, 1) + kAlignment - 1) / kAlignment * kAlignment;
+    const bool small = size <= kSmall;
+    if (small) {
+      const std::lock_guard lock(*mutex_);
+      if (auto place = in_open_chunk(bytes)) return *std::move(place);
+    }
+    // Not under the lock: the system may take long to find the memory, and every operation asks
+    // whether its arrays are here.
+    auto made = make_memory(small ? kChunk : bytes);
+    if (!made) return made.error();
     const std::lock_guard lock(*mutex_);
-    if (size > kSmall) {
-      auto made = add(room * kAlignment);
-      if (!made) return made.error();
-      return Place{*made, 0};
-    }
-    ChunkPtr chunk = open_.lock();
-    // Never continue a chunk from before a fork: parent and child would use the same bytes.
-    if (chunk == nullptr || !ours(*chunk) || chunk->region->size() - used_ < room * kAlignment) {
-      auto made = add(kChunk);
-      if (!made) return made.error();
-      chunk = *made;
-      open_ = chunk;
-      used_ = 0;
-    }
-    Place place{chunk, used_};
-    used_ += room * kAlignment;
-    return place;
+    if (!small) return Place{add(*std::move(made)), 0};
+    // Another thread may have made a chunk meanwhile.
+    if (auto place = in_open_chunk(bytes)) return *std::move(place);
+    ChunkPtr chunk = add(*std::move(made));
+    open_ = chunk;
+    used_ = bytes;
+    return Place{std::move(chunk), 0};
   }
 
   std::optional<Place> find(const void* data, std::size_t size) {
@@ -73,18 +73,34 @@ class Registry {
   // Not if the chunk is from before a fork.
   static bool ours(const Chunk& chunk) { return chunk.region->made_here(); }
 
-  Result<ChunkPtr> add(std::size_t size) {
+  // A place in the chunk that small arrays share. Empty: it has no room. REQUIRES: the lock.
+  std::optional<Place> in_open_chunk(std::size_t bytes) {
+    ChunkPtr chunk = open_.lock();
+    // Never continue a chunk from before a fork: parent and child would use the same bytes.
+    if (chunk == nullptr || !ours(*chunk) || chunk->region->size() - used_ < bytes)
+      return std::nullopt;
+    Place place{std::move(chunk), used_};
+    used_ += bytes;
+    return place;
+  }
+
+  // The memory of a new chunk.
+  Result<RegionPtr> make_memory(std::size_t size) {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-        chunks_.size() >= static_cast<std::size_t>(limit.rlim_cur) / 4)
+        count_.load(std::memory_order_relaxed) >= static_cast<std::size_t>(limit.rlim_cur) / 4)
       return Error{Code::internal_error, "too many descriptors for arrays"};
     auto made = make_region(size, Access::read);
-    if (!made) return made.error();
     // This is the user's memory: forked children keep it, like all other memory.
-    os::give_to_children((*made)->data(), (*made)->size());
-    const auto at = reinterpret_cast<std::uintptr_t>((*made)->data());
+    if (made) os::give_to_children((*made)->data(), (*made)->size());
+    return made;
+  }
+
+  // REQUIRES: the lock.
+  ChunkPtr add(RegionPtr region) {
+    const auto at = reinterpret_cast<std::uintptr_t>(region->data());
     // Forget the chunk before it is unmapped: its addresses may be reused at once.
-    ChunkPtr chunk(new Chunk{std::move(*made), ++numbers_}, [this, at](const Chunk* dropped) {
+    ChunkPtr chunk(new Chunk{std::move(region), ++numbers_}, [this, at](const Chunk* dropped) {
       {
         const std::lock_guard lock(*mutex_);
         chunks_.erase(at);
