@@ -26,6 +26,7 @@ constexpr std::uint8_t kHandshakeRecord = 22;
 constexpr std::uint8_t kFirstRecordType = 20;  // change_cipher_spec
 constexpr std::uint8_t kLastRecordType = 23;   // application_data
 constexpr const char* kAesFirst = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
+constexpr const char* kAesAlone = "TLS_AES_128_GCM_SHA256";
 constexpr const char* kChaChaFirst = "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256";
 // Of AES. A key belongs to a hash, which both suites share, and not to a cipher.
 constexpr std::uint8_t kSuiteOfKey[2] = {0x13, 0x01};
@@ -35,6 +36,13 @@ std::string last_error() {
   const unsigned long error = ERR_peek_last_error();
   const char* text = ERR_reason_error_string(error);
   return text == nullptr ? "no reason given" : text;
+}
+
+// OpenSSL 1.1.1 refuses a list with a suite that it was built without. Later versions skip it.
+bool set_suites(SSL_CTX* context, bool aes_first) {
+  if (SSL_CTX_set_ciphersuites(context, aes_first ? kAesFirst : kChaChaFirst) == 1) return true;
+  ERR_clear_error();
+  return SSL_CTX_set_ciphersuites(context, kAesAlone) == 1;
 }
 
 }  // namespace
@@ -155,11 +163,10 @@ bool PlainMessages::admit(std::span<const std::uint8_t> bytes) {
 
 // ---- TlsContext
 
-TlsOptions TlsOptions::from(const Settings& settings) {
-  const bool aes =
-      settings.cipher == Cipher::automatic ? os::has_aes() : settings.cipher == Cipher::aes;
-  return {.aes_first = aes, .key_update_records = settings.key_update_records};
-}
+TlsOptions::TlsOptions(const Settings& settings)
+    : aes_first(settings.cipher == Cipher::automatic ? os::has_aes()
+                                                     : settings.cipher == Cipher::aes),
+      key_update_records(settings.key_update_records) {}
 
 Result<std::shared_ptr<TlsContext>> TlsContext::make(const TlsOptions& options) {
   // Without a clean-up at exit: threads of the library may still run then.
@@ -176,14 +183,13 @@ Result<std::shared_ptr<TlsContext>> TlsContext::make(const TlsOptions& options) 
   BIO_meth_set_ctrl(made->method_, TlsCallbacks::control);
   if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_ciphersuites(context, options.aes_first ? kAesFirst : kChaChaFirst) != 1 ||
-      SSL_CTX_set1_groups_list(context, "X25519") != 1 ||
+      !set_suites(context, options.aes_first) || SSL_CTX_set1_groups_list(context, "X25519") != 1 ||
       SSL_CTX_set_num_tickets(context, 0) != 1 || SSL_CTX_set_max_early_data(context, 0) != 1 ||
       SSL_CTX_set_recv_max_early_data(context, 0) != 1)
     return failed();
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
-  // AES if both ends prefer it: one that does not has no instructions for it.
+  // ChaCha20 for an end that prefers it, at either side of the connection.
   SSL_CTX_set_options(context, SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA);
   SSL_CTX_clear_options(context, SSL_OP_ALLOW_NO_DHE_KEX);
   SSL_CTX_set_psk_use_session_callback(context, TlsCallbacks::offer_key);

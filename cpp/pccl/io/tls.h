@@ -51,10 +51,10 @@ class PlainMessages {
 enum class TlsRole : std::uint8_t { control, link };
 
 struct TlsOptions {
-  bool aes_first = true;                 // of the two ciphers that are offered and accepted
-  std::uint64_t key_update_records = 0;  // a sender changes its key after so many records
+  explicit TlsOptions(const Settings& settings);
 
-  [[nodiscard]] static TlsOptions from(const Settings& settings);
+  bool aes_first;                    // of the two ciphers that are offered and accepted
+  std::uint64_t key_update_records;  // a sender changes its key after so many records
 };
 
 // Shared by the connections of one owner. Ends are made by the thread that drives the loop. Others

@@ -94,7 +94,7 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   }
   std::shared_ptr<io::TlsContext> tls;
   if (options.secret) {
-    auto made_tls = io::TlsContext::make(io::TlsOptions::from(options.settings));
+    auto made_tls = io::TlsContext::make(io::TlsOptions(options.settings));
     if (!made_tls) return made_tls.error();
     tls = std::move(*made_tls);
   }

@@ -35,7 +35,7 @@ Status Visitor::connect() {
   socket_.reset();
   reader_ = wire::FrameReader();
   if (secret_ && tls_ == nullptr) {
-    auto made = io::TlsContext::make(io::TlsOptions::from(settings_));
+    auto made = io::TlsContext::make(io::TlsOptions(settings_));
     if (!made) return made.error();
     tls_ = std::move(*made);
   }

@@ -70,7 +70,7 @@ Server::Server(wire::Address listen, const Settings& settings, io::Secret secret
     : listen_(std::move(listen)),
       options_(options_from(settings, min_peers, static_cast<bool>(secret), place)),
       secret_(std::move(secret)),
-      tls_options_(io::TlsOptions::from(settings)),
+      tls_options_(settings),
       master_(options_, random_run(), 1),
       relays_(context_, settings.relay_rate, io::descriptor_share(io::kMaxPending) / 2),
       doorway_(context_, doorway_owner()),
