@@ -13,16 +13,16 @@ namespace pccl::memory {
 // Operations are decided one after the other; `index` counts them, from 1 in every epoch. The word
 // has the decision on the latest one and the state of the next one.
 struct Word {
-  std::uint64_t index = 0;      // of the operation decided last
-  bool committed = false;       // false: it goes on over the network, and the master decides
-  bool newcomers_wait = false;  // of a commit: newcomers wait for admission
-  bool told = false;            // of a commit: the master knows it and must receive its end
-  bool asked = false;           // of the next one: the master knows it
-  bool spoilt = false;          // of the next one: it will not be committed here
-  bool closed = false;          // the epoch is over: nothing more is decided here
+  std::uint64_t index = 0;     // of the operation decided last
+  bool committed = false;      // false: it goes on over the network, and the master decides
+  bool admission_due = false;  // of a commit: the next admission point needs its round
+  bool told = false;           // of a commit: the master knows it and must receive its end
+  bool asked = false;          // of the next one: the master knows it
+  bool spoilt = false;         // of the next one: it will not be committed here
+  bool closed = false;         // the epoch is over: nothing more is decided here
 
   [[nodiscard]] constexpr std::uint64_t pack() const {
-    return index << 8 | (committed ? 1U : 0U) | (newcomers_wait ? 2U : 0U) | (told ? 4U : 0U) |
+    return index << 8 | (committed ? 1U : 0U) | (admission_due ? 2U : 0U) | (told ? 4U : 0U) |
            (asked ? 8U : 0U) | (spoilt ? 16U : 0U) | (closed ? 32U : 0U);
   }
   [[nodiscard]] static constexpr Word unpack(std::uint64_t bits) {

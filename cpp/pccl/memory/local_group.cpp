@@ -327,7 +327,7 @@ bool LocalGroup::collect(const Word& now) {
     if (!finish(complete)) return false;
     if (!complete) return true;
     const wire::OpKey key = current_->key;
-    const LocalCommit commit{key,      current_->traffic, now.newcomers_wait,
+    const LocalCommit commit{key,      current_->traffic, now.admission_due,
                              now.told, current_->met,     current_->done};
     operations_.erase(key);
     current_.reset();
@@ -574,7 +574,7 @@ bool LocalGroup::try_commit() {
     Word next;
     next.index = index_;
     next.committed = true;
-    next.newcomers_wait = host_.newcomers_wait();
+    next.admission_due = host_.admission_due();
     next.told = told || now.asked;
     if (word().compare_exchange_weak(bits, next.pack())) break;
   }

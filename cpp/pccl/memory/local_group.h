@@ -45,7 +45,7 @@ struct LocalRequest {
 struct LocalCommit {
   wire::OpKey key;
   collective::BytesMoved traffic;
-  bool newcomers_wait = false;
+  bool admission_due = false;
   bool told = false;
   // When every member had come to it, and when this member's results were there. Empty: just now.
   std::optional<Instant> met;
@@ -63,7 +63,7 @@ class LocalHost {
   virtual void local_escalated(const wire::OpKey& key) = 0;
   // Wakes that rank: it sleeps, and something has moved.
   virtual void ring(std::uint32_t rank) = 0;
-  [[nodiscard]] virtual bool newcomers_wait() const = 0;
+  [[nodiscard]] virtual bool admission_due() const = 0;
   // Memory of this member for others to read, and its number. On return the others have been
   // offered it, or will be soon.
   [[nodiscard]] virtual Result<std::pair<RegionPtr, std::uint64_t>> take_scratch(

@@ -54,11 +54,12 @@ class Admission {
   // Sets the peers that the next admission may admit.
   void expect(std::vector<wire::Member> newcomers) { newcomers_ = std::move(newcomers); }
   [[nodiscard]] const std::vector<wire::Member>& newcomers() const { return newcomers_; }
-  // An operation was committed. A commit reports to all members whether newcomers wait.
+  // An operation was committed. `due`: the next admission point needs its round. Every commit tells
+  // all members the same.
   void on_commit(bool due) { admission_due_ = admission_due_.value_or(false) || due; }
-  // Whether an admission point of the simple API needs a round with the master: a commit since the
-  // last point reported that newcomers wait or that links should be measured (one flag for both),
-  // or there was no commit. Replicas always need it: their ranks must pass equally many points.
+  // Whether an admission point of the simple API needs its round with the master, for newcomers or
+  // a measurement: a commit since the last point has said so, or there was no commit. Replicas
+  // always need it: their ranks must pass equally many points.
   [[nodiscard]] bool round_needed() const {
     const Record& record = session_.record();
     return admission_due_.value_or(true) || (record != nullptr && record->ranks_per_replica > 0);
@@ -80,7 +81,7 @@ class Admission {
   bool fresh_ = false;
   bool owes_sync_ = false;
   std::vector<wire::Member> newcomers_;
-  // Whether newcomers waited at a commit since the last admission point. Empty: no commit yet.
+  // Whether a commit since the last admission point has said so. Empty: no commit yet.
   std::optional<bool> admission_due_;
 };
 

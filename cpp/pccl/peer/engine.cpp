@@ -99,7 +99,7 @@ void Engine::hear(const SessionEvent& event) {
                  },
                  [&](const wire::Expect& expect) {
                    admission_.expect(expect.newcomers);
-                   locality_.newcomers_wait(expect.ready);
+                   locality_.admission_due(expect.ready);
                    link_driver_.choose();
                  },
                  [&](const wire::Notice& notice) { actions_.note(LogLevel::warn, notice.text); },

@@ -69,8 +69,9 @@ class Locality final : private memory::LocalHost {
   Locality(LocalityOptions options, const PeerId& self)
       : options_(std::move(options)), self_(self), group_(options_.group, *this) {}
 
-  // Whether newcomers wait for admission. The next commit in memory reports it.
-  void newcomers_wait(bool waiting) { newcomers_wait_ = waiting; }
+  // Whether the next admission point needs its round, since a newcomer could enter. The next commit
+  // in memory reports it.
+  void admission_due(bool due) { admission_due_ = due; }
 
   // Shares memory with those of `peers` that are on this host. The newer peer of a pair connects.
   void choose(const std::vector<wire::Member>& peers, std::uint64_t joined, Instant now);
@@ -134,7 +135,7 @@ class Locality final : private memory::LocalHost {
     events_.emplace_back(LocalEscalation{key});
   }
   void ring(std::uint32_t rank) override { actions_.rings.push_back(ranks_[rank]); }
-  [[nodiscard]] bool newcomers_wait() const override { return newcomers_wait_; }
+  [[nodiscard]] bool admission_due() const override { return admission_due_; }
   [[nodiscard]] Result<std::pair<memory::RegionPtr, std::uint64_t>> take_scratch(
       std::size_t bytes) override;
   [[nodiscard]] memory::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
@@ -159,7 +160,7 @@ class Locality final : private memory::LocalHost {
   memory::LocalGroup group_;
   LocalityActions actions_;
   std::vector<LocalityEvent> events_;
-  bool newcomers_wait_ = false;
+  bool admission_due_ = false;
   std::map<PeerId, Neighbour> neighbours_;
   wire::Neighbourhood claimed_;
   bool failed_ = false;           // memory was refused: over TCP from now on

@@ -326,8 +326,8 @@ bool Operations::was_called(const wire::OpKey& key) const {
 // -- in memory
 
 void Operations::on_local_commit(const LocalCommit& commit) {
-  const auto& [key, traffic, newcomers_wait, told, met, done] = commit;
-  admission_.on_commit(newcomers_wait);
+  const auto& [key, traffic, admission_due, told, met, done] = commit;
+  admission_.on_commit(admission_due);
   CallEntry& entry = table().at(key);
   const CallPtr call = entry.call;
   const Record world = entry.world;

@@ -206,7 +206,7 @@ class Rank final : public memory::LocalHost {
     ++counts_.escalated;
   }
   void ring(std::uint32_t rank) override { world_.bells.at(rank).ring(); }
-  [[nodiscard]] bool newcomers_wait() const override { return false; }
+  [[nodiscard]] bool admission_due() const override { return false; }
   [[nodiscard]] Result<std::pair<memory::RegionPtr, std::uint64_t>> take_scratch(
       std::size_t bytes) override {
     if (bytes > scratch_[rank_]->size()) fail("more scratch memory than the arrays have");
