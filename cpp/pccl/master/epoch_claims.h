@@ -24,8 +24,10 @@ struct EpochClaim {
   std::uint64_t epoch = 0;
   std::size_t hash = 0;  // of its members
   const std::vector<Seat>* members = nullptr;
-  Reporter best;               // has the newest log that ends in this epoch, or before it
-  std::size_t supporters = 0;  // reports of it
+  // A reported epoch has the reporter with the newest log, of those that have promised if there are
+  // any. A proposal has one that has accepted it; its log ends in the epoch before.
+  Reporter best;
+  std::size_t supporters = 0;               // reports of it
   const AcceptedEpoch* proposed = nullptr;  // it was accepted after the epoch of `best`; or null
 };
 

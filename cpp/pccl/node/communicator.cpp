@@ -18,7 +18,6 @@
 namespace pccl::node {
 namespace {
 
-// For a verdict, after a call was given up. The engine leaves the run by itself before.
 // More than any measurement takes (see prober.h). A peer with less time left votes against one.
 constexpr Duration kMeasuringTakes = std::chrono::seconds(6);
 constexpr Duration kLeaveGrace = std::chrono::seconds(1);

@@ -29,13 +29,13 @@ struct LocalityOptions {
   memory::LocalOptions group;
 };
 
-// Actions for the shell.
 // Connect to a peer of this host.
 struct NeighbourDial {
   PeerId peer;
   MemoryKey memory_key;  // of that peer
 };
 
+// Actions for the shell.
 struct LocalityActions {
   struct Offering {
     PeerId to;
