@@ -19,7 +19,7 @@ from programs import idle
 from workers import running
 
 import pccl
-from pccl.tools.doctor import _byte_order, _sentence, _ways
+from pccl.tools.doctor import _ways
 
 SECRET = "a secret of a test, which has enough characters"
 
@@ -170,13 +170,6 @@ def test_it_says_cannot_join_only_where_nothing_is_left_to_hope_for(
     }
     checks = {check.name: check for check in _ways(found | changes)}
     assert checks["peers"].verdict == verdict
-
-
-def test_a_big_endian_machine_cannot_join() -> None:
-    (failed,) = _byte_order("big")
-    assert failed.verdict == "fail"
-    assert _sentence([failed], indirect=False).startswith("This machine cannot join: the processor")
-    assert not list(_byte_order("little"))
 
 
 def test_a_master_that_is_not_there_is_named() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +46,6 @@ def run(options: argparse.Namespace) -> int:
     master = master_of(options.master)
     try:
         checks, asked = _of_the_masters([part.strip() for part in master.split(",")], options.group)
-        checks += _byte_order()
         checks += _of_this_machine()
         checks += places.findings(places.here())
     except PCCLError as error:
@@ -231,13 +229,6 @@ def _sysctl(name: str) -> list[int] | None:
         return [int(word) for word in Path("/proc/sys", *name.split(".")).read_text().split()]
     except (OSError, ValueError):
         return None
-
-
-def _byte_order(order: str = sys.byteorder) -> Iterator[Check]:
-    """A failure on a big-endian processor: elements travel as they are in memory."""
-    if order != "little":
-        text = f"the processor is {order}-endian, and elements travel as they are in memory"
-        yield Check("byte order", "fail", text)
 
 
 def _of_this_machine() -> Iterator[Check]:
