@@ -55,7 +55,11 @@ class Outbox {
   [[nodiscard]] Instant now() const { return now_; }
   [[nodiscard]] Instant began() const { return began_; }
 
-  void add(Action action) { actions_.push_back(std::move(action)); }
+  // Made in its place: GCC 12 takes the move of a temporary Action for one of uninitialised memory.
+  template <class One>
+  void add(One action) {
+    actions_.emplace_back(std::in_place_type<One>, std::move(action));
+  }
   [[nodiscard]] std::vector<Action> take() { return std::exchange(actions_, {}); }
 
   void log(LogLine line) {
