@@ -124,8 +124,7 @@ struct RunningAttempt {
   std::map<PeerId, std::uint32_t> granted;
   BytesMoved traffic;
 
-  // -- lengths on the wire
-  // Of a contribution to this rank, of this rank's, and of a result.
+  // -- lengths on the wire: a contribution to this rank, one that it sends, and a result
   [[nodiscard]] std::uint32_t received_bytes(std::uint32_t segment, const Source& source) const;
   [[nodiscard]] std::uint32_t contributed_bytes(std::uint32_t segment) const;
   [[nodiscard]] std::uint32_t result_bytes(std::uint32_t segment) const;
