@@ -281,6 +281,9 @@ def test_members_without_a_majority_are_told_that_the_master_is_lost() -> None:
         for peer in peers:
             peer.expect("in")
             peer.tell("go")
+        for peer in peers[1:]:  # they must not come to another master before they die
+            peer.signal(signal.SIGSTOP)
+            wait_until_stopped(peer)
         for worker in (run.masters[0], *peers[1:]):
             worker.process.kill()
         lost = peers[0].expect("lost", 60)
