@@ -54,6 +54,11 @@ class Row(NamedTuple):
     def name(self) -> str:
         return f"{self.transport}, {self.world} ranks, {self.case}, {size_name(self.bytes)}"
 
+    @property
+    def method(self) -> str:
+        """The method of a communicator that it calls and that older commits may not have."""
+        return next((name for name in COLLECTIVES if self.case.startswith(name)), "all_reduce")
+
 
 ROWS = [
     *(
@@ -109,6 +114,26 @@ def installed(commit: str) -> tuple[Path, Path]:
     own = folder / "this"
     install(ROOT, own)
     return own, other
+
+
+def methods(folder: Path) -> list[str]:
+    """What a communicator of the pccl installed there has."""
+    asked = subprocess.run(
+        [sys.executable, "-c", "import pccl; print(*dir(pccl.Communicator))"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return asked.stdout.split()
+
+
+def possible(rows: list[Row], there: list[str], commit: str) -> list[Row]:
+    """Those that need only the methods that are there. Says which others are left out."""
+    for row in rows:
+        if row.method not in there:
+            print(f"{row.name}: left out, since {commit} has no {row.method}")
+    return [row for row in rows if row.method in there]
 
 
 class Sides:
@@ -239,6 +264,7 @@ def main() -> int:
     for name in ("PYTHONPATH", "PCCL_SECRET", "PCCL_SECRET_FILE"):
         os.environ.pop(name, None)
     folders = installed(options.commit)
+    rows = possible(rows, methods(folders[1]), options.commit)
     print(f"{'this tree over ' + options.commit:44} {'ms':>10} {'ratio':>8} (quartiles)")
     results: list[dict[str, Any]] = []
     slower: list[str] = []

@@ -521,6 +521,18 @@ def test_two_trees_are_measured_in_turns(transport: str, monkeypatch: pytest.Mon
     assert "ranks, tree, 64 KiB" in check.line_of(*found[1])
 
 
+def test_rows_that_the_other_commit_has_no_method_for_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there = check.methods(Path(pccl.__file__).resolve().parent.parent)
+    assert {"all_reduce", "all_to_all"} <= set(there)
+    there.remove("all_to_all")
+    cases = ("pccl", "sync", "all_to_all pccl")
+    rows = [check.Row("memory", 2, case, 4) for case in cases]
+    assert check.possible(rows, there, "v0") == rows[:2]
+    assert capsys.readouterr().out == f"{rows[2].name}: left out, since v0 has no all_to_all\n"
+
+
 def test_what_cannot_be_checked_is_named() -> None:
     command = [sys.executable, str(BENCHMARKS / "check.py")]
     for options, words in (
