@@ -151,12 +151,14 @@ def join(
     waiting: bool = True,
     name: str = "",
     replica: str = "",
+    ticket: bytes | None = None,
 ) -> bytes:
-    """The first message of a newcomer. `replica`: of no ranks."""
+    """The first message of a newcomer. `replica`: of no ranks. `ticket`: its id if none is given."""
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
     rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text(replica) + u32(0)
-    return peer(number) + founder + listed(addresses) + rest + peer(number) + text(name)
+    own = (ticket or peer(number)) + text(name) + u32(0, 0xFFFFFFFF)
+    return peer(number) + founder + listed(addresses) + rest + own
 
 
 def heartbeat(

@@ -3,7 +3,7 @@ that a large group takes of its master."""
 
 from __future__ import annotations
 
-from reports import listed, rejoin, text, u32, u64
+from reports import join, listed, rejoin, text, u64
 
 from pccl import _testing
 
@@ -16,11 +16,8 @@ def peer(number: int) -> bytes:
 
 def joins(play: _testing.MasterPlay, number: int, group: int = 0) -> None:
     """A peer joins on the connection of its number."""
-    address = text("192.0.2.1") + b"\1\0"
-    founder = u32(group, 1) + b"\1\0"
-    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number) + text("")
     play.connect(number, "192.0.2.9")
-    play.says(number, JOIN, peer(number) + founder + listed([address]) + rest)
+    play.says(number, JOIN, join(number, group=group))
 
 
 def operation(tag: int, signature: int, description: str) -> bytes:

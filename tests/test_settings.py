@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from programs import several_masters
+from workers import Run
 
 import pccl
 from pccl import _settings
@@ -133,3 +135,31 @@ def test_an_address_that_utf8_does_not_have_is_refused(monkeypatch: pytest.Monke
     for make in (pccl.init, pccl.follow):
         with pytest.raises(pccl.InvalidArgument, match="PCCL_MASTER: a master is 'host:port', not"):
             make()
+
+
+def _refused(run: Run, **env: str) -> str:
+    """Why a peer with these settings may not join."""
+    failed = run.peer(several_masters.join_and_fail, **env).expect("failed")
+    assert failed["kind"] == "Refused", failed
+    return str(failed["text"])
+
+
+def test_a_peer_whose_heartbeats_do_not_go_with_the_masters_is_refused(run: Run) -> None:
+    text = _refused(run, PCCL_HEARTBEAT_INTERVAL="3.5", PCCL_HEARTBEAT_TIMEOUT="60")
+    assert "this peer gives a sign of life every 3.5 s" in text
+    assert "too rarely for the master: silence of 6 s" in text
+    text = _refused(run, PCCL_HEARTBEAT_INTERVAL="0.1", PCCL_HEARTBEAT_TIMEOUT="1.75")
+    assert "the master gives a sign of life every 1 s" in text
+    assert "too rarely for this peer: silence of 1.75 s" in text
+
+
+def test_a_peer_whose_heartbeats_do_not_go_with_a_members_is_refused(run: Run) -> None:
+    (member,) = run.peers(
+        1, several_masters.leave_when_told, PCCL_HEARTBEAT_INTERVAL="3", PCCL_NAME="slow"
+    )
+    member.expect("in")
+    text = _refused(run, PCCL_HEARTBEAT_INTERVAL="1", PCCL_HEARTBEAT_TIMEOUT="5")
+    assert "peer slow gives a sign of life every 3 s" in text
+    member.tell("leave")
+    member.expect("leaves")
+    assert member.ends() == 0

@@ -1,6 +1,7 @@
 // Identities and instants shared by every room.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <compare>
@@ -16,6 +17,12 @@ using Duration = std::chrono::nanoseconds;
 
 [[nodiscard]] constexpr double in_seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+// At most what 32 bits hold: 49 days.
+[[nodiscard]] constexpr std::uint32_t in_milliseconds(Duration duration) {
+  const auto count = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
+  return static_cast<std::uint32_t>(std::min<std::int64_t>(count, 0xffffffff));
 }
 
 using Bytes16 = std::array<std::uint8_t, 16>;

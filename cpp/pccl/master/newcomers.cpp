@@ -16,6 +16,33 @@ constexpr const char* kHowTogether =
     "To start peers together, let them wait for each other with min_peers (PCCL_MIN_PEERS, or "
     "`pccl master --min-peers N`)";
 
+std::string seconds(std::uint32_t milliseconds) {
+  std::string text = std::to_string(milliseconds / 1000);
+  if (milliseconds % 1000 == 0) return text;
+  text += "." + std::to_string(1000 + milliseconds % 1000).substr(1);
+  return text.substr(0, text.find_last_not_of('0') + 1);
+}
+
+// Why one of the two would take the other for dead. Settings::from has the same rule for one peer.
+std::optional<std::string> clash(const wire::Heartbeats& joining, const std::string& other,
+                                 const wire::Heartbeats& others) {
+  const auto rare = [](const wire::Heartbeats& sent, const wire::Heartbeats& awaited) {
+    return 2 * std::uint64_t{sent.interval_ms} > awaited.timeout_ms;
+  };
+  const auto sentence = [](const std::string& sender, std::uint32_t interval,
+                           const std::string& receiver, std::uint32_t timeout) {
+    return sender + " gives a sign of life every " + seconds(interval) +
+           " s (its PCCL_HEARTBEAT_INTERVAL), which is too rarely for " + receiver +
+           ": silence of " + seconds(timeout) +
+           " s means death there (its PCCL_HEARTBEAT_TIMEOUT), and must be at least twice as long";
+  };
+  if (rare(joining, others))
+    return sentence("this peer", joining.interval_ms, other, others.timeout_ms);
+  if (rare(others, joining))
+    return sentence(other, others.interval_ms, "this peer", joining.timeout_ms);
+  return std::nullopt;
+}
+
 }  // namespace
 
 // -- joining and leaving
@@ -39,6 +66,15 @@ std::optional<std::string> Newcomers::refusal_of(const wire::Join& join, const S
   if (join.addresses.size() > kMaxAddresses + 1 || bytes > kMaxAddressBytes) {
     return "a peer has at most " + plural(kMaxAddresses, "address", "es") + " of " +
            plural(kMaxAddressBytes, "byte") + " in all";
+  }
+  const wire::Heartbeats master{in_milliseconds(context_.options.heartbeat_interval),
+                                in_milliseconds(context_.options.heartbeat_timeout)};
+  if (auto why = clash(join.heartbeats, "the master", master)) return why;
+  for (const auto* peers : {&peers_.members, &peers_.candidates}) {
+    for (const Peer& other : *peers) {
+      const std::string name = "peer " + peers_.shown(other.member.id);
+      if (auto why = clash(join.heartbeats, name, other.heartbeats)) return why;
+    }
   }
   return std::nullopt;
 }
@@ -69,6 +105,7 @@ bool Newcomers::add(ConnectionId connection, const wire::Join& join, const Seal&
   peer.heard = now;
   peer.since = now;
   peer.software = shortened(join.software, kShortText);
+  peer.heartbeats = join.heartbeats;
   peer.member.min_peers = std::max(1U, join.min_peers);
   peer.order = join.order;
   peer.waiting = join.waiting && !(join.start_only && started);

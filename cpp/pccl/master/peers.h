@@ -24,6 +24,7 @@ struct Peer {
   Instant heard{};
   std::string seen;  // its address as the master sees it
   std::string software;
+  wire::Heartbeats heartbeats;  // of its Join; of a member that returned from another master: any
   Instant since{};  // when it joined; of a member when it was admitted, or returned to this master
   Budget budget;
 

@@ -111,6 +111,8 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   options.join.addresses = own_addresses(listening->at, options.advertise);
   if (options.settings.shm) options.join.memory_key = MemoryKey::random();
   options.join.ticket = Ticket::random();
+  options.join.heartbeats = {in_milliseconds(options.settings.heartbeat_interval),
+                             in_milliseconds(options.settings.heartbeat_timeout)};
   options.join.masters = static_cast<std::uint32_t>(options.masters.size());
   std::shared_ptr<Runtime> made(new Runtime(std::move(options), std::move(tls), std::move(trace)));
   {

@@ -65,7 +65,7 @@ void Session::on_open(std::uint32_t master, bool may_found) {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
                    options_.memory_key, options_.replica, options_.ranks_per_replica,
-                   options_.ticket, options_.name});
+                   options_.ticket, options_.name, options_.heartbeats});
     run_ = run;
   }
 }

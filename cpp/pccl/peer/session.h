@@ -31,6 +31,7 @@ struct JoinOptions {
   Ticket ticket;                     // wire::Rejoin::ticket
   std::string replica;               // wire::Member::replica
   std::string name;                  // wire::Member::name
+  wire::Heartbeats heartbeats;
   std::uint32_t ranks_per_replica = 0;
   std::uint32_t masters = 1;  // addresses at which a master may serve the group
   bool quiet = false;         // do not log who comes and goes

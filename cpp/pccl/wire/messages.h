@@ -29,11 +29,12 @@ struct Join {
   std::uint32_t ranks_per_replica = 0;  // a replica has one peer in each of the groups 0 to n - 1
   Ticket ticket;                        // a secret of this peer; Member::seal is derived from it
   std::string name;                     // Member::name; empty or valid_name
+  Heartbeats heartbeats;                // refused if they do not go with the master's and members'
   bool operator==(const Join&) const = default;
   static void fields(auto& self, auto& visit) {
     visit(self.id, self.group, self.min_peers, self.waiting, self.start_only, self.addresses,
           self.software, self.order, self.memory_key, self.replica, self.ranks_per_replica,
-          self.ticket, self.name);
+          self.ticket, self.name, self.heartbeats);
   }
 };
 

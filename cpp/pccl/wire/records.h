@@ -347,6 +347,15 @@ struct Departure {
   static void fields(auto& self, auto& visit) { visit(self.id, self.reason, self.name); }
 };
 
+// How often a peer gives signs of life, and the silence after which it takes another one for dead.
+// The defaults go with everything.
+struct Heartbeats {
+  std::uint32_t interval_ms = 0;
+  std::uint32_t timeout_ms = 0xffffffff;
+  bool operator==(const Heartbeats&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.interval_ms, self.timeout_ms); }
+};
+
 // How long a member that has entered a call gives the others. Once a quorum has entered it, and the
 // grace is over, the master evicts those that have not, if all that have are ready for that.
 struct Patience {
