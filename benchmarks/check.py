@@ -117,7 +117,7 @@ def installed(commit: str) -> tuple[Path, Path]:
 
 
 def methods(folder: Path) -> list[str]:
-    """What a communicator of the pccl installed there has."""
+    """The names that a communicator of the pccl installed there has."""
     asked = subprocess.run(
         [sys.executable, "-c", "import pccl; print(*dir(pccl.Communicator))"],
         env={**os.environ, "PYTHONPATH": str(folder)},

@@ -153,7 +153,7 @@ def join(
     replica: str = "",
     ticket: bytes | None = None,
 ) -> bytes:
-    """The first message of a newcomer. `replica`: of no ranks. `ticket`: its id if none is given."""
+    """A Join. `replica`: of no ranks. `ticket`: its id if there is none."""
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
     rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text(replica) + u32(0)
