@@ -133,7 +133,7 @@ release:
 	@$(STAGE) release build/release/bin/python tools/wheel/check.py --release dist
 
 # Compiles the engine for macOS, and links the C library; for FreeBSD only the rooms that call the
-# system. Nothing of it can run here. Not a part of `make test`: it takes over five minutes.
+# system. Nothing of it can run here. A stage of .ci/run, and not a part of `make test`.
 check-macos: setup
 	@$(STAGE) "macOS and FreeBSD, compile only" tools/check_macos.sh $(PYTHON_BIN) all
 

@@ -21,7 +21,7 @@ from pccl import _testing
 if TYPE_CHECKING:
     from pccl._testing import SimulationReport  # exists in the stub only
 
-SCHEDULES = int(os.environ.get("PCCL_SIM_SCHEDULES", "2500"))
+SCHEDULES = int(os.environ.get("PCCL_SIM_SCHEDULES", "1500"))
 BATCHES = 8
 FAULTS = [
     "kills",

@@ -35,10 +35,8 @@ done
 
 for system in "${systems[@]}"; do
   rooms=("${callers[@]}")
-  whole=
   if [ "${2:-}" = all ] && [ "${system#*-}" = macos ]; then
-    rooms=(all)
-    whole=yes
+    rooms=()
   fi
   tools=$root/$build/$system/tools
   mkdir -p "$tools"
@@ -62,12 +60,15 @@ END
     -DPCCL_ZIG_TARGET="$system" -DPCCL_ZIG_TOOLS="$tools" \
     -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O0 -fno-sanitize=all" \
     -DPCCL_PYTHON=OFF -DPCCL_UNITY=ON -DPCCL_WERROR=ON -DCMAKE_OPTIMIZE_DEPENDENCIES=ON \
+    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
     -DPCCL_ASIO_INCLUDE_DIR="$include" -DPCCL_XXHASH_INCLUDE_DIR="$include" \
     -DOPENSSL_INCLUDE_DIR="$include" -DOPENSSL_VERSION=3.0.0 \
     -DOPENSSL_SSL_LIBRARY="$tools/empty.a" -DOPENSSL_CRYPTO_LIBRARY="$tools/empty.a" >/dev/null
-  cmake --build "$build/$system" -j 2 --target "${rooms[@]}" -- -k 0 --quiet
-  echo "$system: compiled ${rooms[*]}"
-  if [ -n "$whole" ]; then
+  "$python" tools/macos/compile_at_once.py "$build/$system" "$tools/c++" "${rooms[@]}"
+  if [ ${#rooms[@]} -gt 0 ]; then
+    echo "$system: compiled ${rooms[*]}"
+  else
+    echo "$system: compiled all rooms, and linked the C library"
     # By hand: CMake looks for a Python of the target. The headers are those of this Python, whose
     # types have the same sizes there. Debian keeps one of them apart, by architecture.
     nanobind_headers=$("$python" -m nanobind --include_dir)
@@ -77,8 +78,13 @@ END
     for own in /usr/include/*-linux-gnu/"${python_headers##*/}"/pyconfig.h; do
       if grep -q multiarch "$python_headers/pyconfig.h"; then ln -sf "$own" "$include/python/"; fi
     done
-    (cd cpp/pccl/bindings && ls -- *.cpp) | xargs -P 2 -I {} "$tools/c++" -c cpp/pccl/bindings/{} \
-      -o "$build/$system/{}.o" -std=c++20 -O0 -fno-sanitize=all \
+    # In one unit, but for the two that CMake compiles alone, too.
+    alone=(plain.cpp reducer.cpp)
+    (cd cpp/pccl/bindings && ls -- *.cpp) | grep -vxF "$(printf '%s\n' "${alone[@]}")" |
+      sed 's,.*,#include "pccl/bindings/&",' >"$build/$system/bindings.cpp"
+    printf '%s\n' "$build/$system/bindings.cpp" "${alone[@]/#/cpp/pccl/bindings/}" |
+      xargs -P 2 -I {} sh -c '"$@" -o "$0/$(basename "{}").o" -c "{}"' "$build/$system" \
+      "$tools/c++" -std=c++20 -O0 -fno-sanitize=all \
       -Wall -Wextra -Wpedantic -Wconversion -Werror \
       -Icpp -isystem "$include" -isystem "$include/python" -isystem "$nanobind_headers" \
       -DASIO_STANDALONE -DASIO_NO_DEPRECATED -DASIO_DISABLE_STD_ALIGNED_ALLOC -DXXH_INLINE_ALL \

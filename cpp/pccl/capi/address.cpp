@@ -10,7 +10,7 @@
 namespace pccl::capi {
 namespace {
 
-ccoip_socket_address_t to_c(const asio::ip::tcp::endpoint& endpoint) {
+ccoip_socket_address_t address_of(const asio::ip::tcp::endpoint& endpoint) {
   ccoip_socket_address_t made{};
   made.port = endpoint.port();
   if (endpoint.address().is_v4()) {
@@ -43,7 +43,7 @@ Result<wire::Address> from_c(const ccoip_socket_address_t& address) {
 }
 
 Result<ccoip_socket_address_t> to_c(const wire::Address& address) {
-  if (const auto numeric = io::numeric_endpoint(address)) return to_c(*numeric);
+  if (const auto numeric = io::numeric_endpoint(address)) return address_of(*numeric);
   asio::io_context context;
   asio::ip::tcp::resolver resolver(context);
   asio::error_code error;
@@ -54,7 +54,7 @@ Result<ccoip_socket_address_t> to_c(const wire::Address& address) {
   const auto v4 = std::find_if(found.begin(), found.end(), [](const auto& entry) {
     return entry.endpoint().address().is_v4();
   });
-  return to_c((v4 == found.end() ? found.begin() : v4)->endpoint());
+  return address_of((v4 == found.end() ? found.begin() : v4)->endpoint());
 }
 
 }  // namespace pccl::capi
