@@ -324,6 +324,25 @@ def test_a_proof_is_siphash_as_published(about: list[int], expected: str) -> Non
     assert _testing.proof(bytes(range(16)), about).hex() == expected
 
 
+def test_xxh3_is_the_published_hash() -> None:
+    for name, short, whole in _testing.xxh3([]):
+        assert (short, whole) == (
+            0x2D06800538D394C2,
+            [0x99AA06D3014798D8, 0x6001C324468D497F],
+        ), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(0, 1 << 17), max_size=4), seed=st.integers(0, 99))
+def test_every_instruction_set_hashes_alike_however_the_bytes_are_cut(
+    sizes: list[int], seed: int
+) -> None:
+    pieces = [random.Random(seed + at).randbytes(size) for at, size in enumerate(sizes)]
+    hashes = {(short, *whole) for _, short, whole in _testing.xxh3(pieces)}
+    hashes |= {(short, *whole) for _, short, whole in _testing.xxh3([b"".join(pieces)])}
+    assert len(hashes) == 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(0, 3 << 20),

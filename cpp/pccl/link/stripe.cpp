@@ -1,10 +1,10 @@
 #include "pccl/link/stripe.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "pccl/digest/xxh3.h"
 
 namespace pccl::link {
 namespace {
@@ -80,11 +80,7 @@ std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload
   FrameHeader plain = header;
   plain.checksum = 0;
   const auto bytes = encode(plain);
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  XXH3_64bits_update(&state, bytes.data(), bytes.size());
-  for (const iovec& part : payload) XXH3_64bits_update(&state, part.iov_base, part.iov_len);
-  const std::uint64_t sum = XXH3_64bits_digest(&state);
+  const std::uint64_t sum = digest::xxh3_64(bytes, payload);
   return sum == 0 ? 1 : sum;  // 0 means "not checked"
 }
 

@@ -1,7 +1,5 @@
 #include "pccl/state/manifest.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -10,6 +8,8 @@
 #include <thread>
 #include <tuple>
 #include <utility>
+
+#include "pccl/digest/xxh3.h"
 
 namespace pccl::state {
 namespace {
@@ -25,8 +25,8 @@ constexpr std::size_t kEntryOverhead = 64;
 }  // namespace
 
 wire::Digest digest(std::span<const std::uint8_t> bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return {hash.low64, hash.high64};
+  const digest::Hash128 hash = digest::xxh3_128(bytes);
+  return {hash.low, hash.high};
 }
 
 ChunkIndex::ChunkIndex(const std::vector<wire::StateEntry>& entries) {

@@ -1,6 +1,7 @@
 // The control protocol's codec and the byte pump of links, driven with arbitrary values and
 // arbitrary bytes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -26,6 +27,7 @@
 
 #include "pccl/base/ids.h"
 #include "pccl/digest/proof.h"
+#include "pccl/digest/xxh3.h"
 #include "pccl/link/stripe.h"
 #include "pccl/memory/pipe.h"
 #include "pccl/wire/messages.h"
@@ -449,6 +451,30 @@ nb::bytes proof(nb::bytes bytes, const std::vector<std::uint64_t>& about) {
   return nb::bytes(reinterpret_cast<const char*>(made.bytes.data()), made.bytes.size());
 }
 
+// XXH3 by each instruction set of this processor: (name, 64 bits of the pieces, 128 bits of all).
+std::vector<std::tuple<std::string, std::uint64_t, std::array<std::uint64_t, 2>>> xxh3(
+    const std::vector<nb::bytes>& pieces) {
+  std::vector<iovec> parts;
+  std::vector<std::uint8_t> all;
+  for (const nb::bytes& piece : pieces) {
+    parts.push_back(stripes::vec(piece.data(), piece.size()));
+    all.insert(all.end(), view(piece).begin(), view(piece).end());
+  }
+  std::span<const std::uint8_t> head;
+  if (!parts.empty()) {
+    head = view(pieces.front());
+    parts.erase(parts.begin());
+  }
+  std::vector<std::tuple<std::string, std::uint64_t, std::array<std::uint64_t, 2>>> hashes;
+  for (const pccl::digest::Xxh3* set : pccl::digest::xxh3_sets()) {
+    const pccl::digest::Hash128 whole = set->hash128(all.data(), all.size());
+    hashes.push_back({set->name,
+                      set->hash64(head.data(), head.size(), parts.data(), parts.size()),
+                      {whole.high, whole.low}});
+  }
+  return hashes;
+}
+
 pccl::memory::RegionPtr pipe_end() {
   std::shared_ptr<void> memory(std::aligned_alloc(4096, pccl::memory::kPipeEndBytes), std::free);
   std::memset(memory.get(), 0, pccl::memory::kPipeEndBytes);
@@ -571,6 +597,7 @@ void bind_codec(nb::module_& m) {
   m.def("pipe_play", &pipe_play, "data"_a, "writes"_a, "reads"_a, "pieces"_a);
   m.def("pipe_race", &pipe_race, "bytes"_a, "largest"_a, "seed"_a);
   m.def("proof", &proof, "key"_a, "about"_a);
+  m.def("xxh3", &xxh3, "pieces"_a);
   m.def("link_sample", &link_sample);
   m.def("link_seal", &link_seal, "header"_a);
   m.def("link_write", &link_write, "frames"_a, "pieces"_a, "release_after"_a = -1);
