@@ -1,7 +1,7 @@
 """What `pccl.sync` costs, against the machine it runs on; loopback.
 
     python benchmarks/sync.py [--size 1GiB] [--rounds 5] [--holders 3] [--transport shm,tcp]
-        [--json FILE] [--markdown FILE]
+        [--pause 3] [--json FILE] [--markdown FILE]
 
 newcomer      three members hold a state, a fourth comes in with other bytes and receives it all:
               seconds from when the last of them called sync until the newcomer has it, all
@@ -13,6 +13,10 @@ hashing       a sync of a peer alone hashes its state and nothing else: bytes pe
               whatever the number of threads, as a ratio to bytes per CPU second of NumPy
               reductions that only read the same memory, with as many threads; the fastest kind of
               reduction is taken
+new memory    the newcomer keeps what it receives beside its old state until all of it is there, so
+              it needs as much new memory: bytes per second of touching that much for the first
+              time, right after as much was given back, and after a pause of 3 seconds. Then the
+              host of a virtual machine may have taken it back, and gives it again page by page
 no-op         all members in step: seconds of a sync, and bytes of state moved, which must be 0
 
 Rates are in 10^9 bytes per second. Each figure is the median of the rounds, but the best one for
@@ -133,6 +137,14 @@ def read_memory(memory: np.ndarray, threads: int, rounds: int) -> dict[str, floa
     }
 
 
+def touch_new_memory(size: int) -> float:
+    """Seconds of touching that many bytes for the first time, in the order of their addresses."""
+    began = time.monotonic()
+    memory = np.empty(size, np.uint8)
+    memory[:: os.sysconf("SC_PAGESIZE")] = 1
+    return time.monotonic() - began
+
+
 def send_copy(state: State, buffer: int) -> None:
     """Waits for one connection, and gives it the whole state."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -196,6 +208,8 @@ def be_peer(size: int, rounds: int) -> None:
         elif what == "read":
             threads = min(len(os.sched_getaffinity(0)), HASH_THREADS)
             say("read", rates=read_memory(state.memory, threads, rounds))
+        elif what == "touch":
+            say("touched", seconds=touch_new_memory(size))
         elif what == "send":
             send_copy(state, order["buffer"])
         elif what == "receive":
@@ -217,8 +231,8 @@ def moved(answers: list[dict[str, Any]]) -> list[int]:
     return [answer["tx"] + answer["rx"] for answer in answers]
 
 
-def measure(size: int, rounds: int, holders: int, transport: str) -> dict[str, Any]:
-    """All three."""
+def measure(size: int, rounds: int, holders: int, transport: str, pause: float) -> dict[str, Any]:
+    """All of it."""
     with pccl.MasterNode("127.0.0.1:0") as master:
         arguments = ["--size", f"{size}b", "--rounds", str(rounds)]
         peers: list[Peer] = []
@@ -235,6 +249,7 @@ def measure(size: int, rounds: int, holders: int, transport: str) -> dict[str, A
                 **measure_copy(peers, size, rounds),
                 **measure_newcomer(peers, size, rounds),
                 **measure_no_op(peers, rounds),
+                **measure_new_memory(peers[-1], size, pause),  # last: it leaves memory behind
             }
         finally:
             for peer in peers:
@@ -268,6 +283,19 @@ def measure_copy(peers: list[Peer], size: int, rounds: int) -> dict[str, Any]:
             sender.hear("sent")
             rates[buffer] = max(rates.get(buffer, 0.0), size / seconds)
     return {"copy_rate": max(rates.values()), "copy_rates": rates}
+
+
+def measure_new_memory(peer: Peer, size: int, pause: float) -> dict[str, Any]:
+    def touch() -> float:
+        return size / ask([peer], "touch", "touched")[0]["seconds"]
+
+    touch()
+    at_once = [touch(), touch()]
+    later = []
+    for _ in range(2):
+        time.sleep(pause)
+        later.append(touch())
+    return {"new_memory_rates": at_once, "new_memory_rates_after_pause": later}
 
 
 def measure_newcomer(peers: list[Peer], size: int, rounds: int) -> dict[str, Any]:
@@ -320,6 +348,7 @@ COLUMNS = (
     "to a newcomer GB/s (quartiles)",
     "one TCP copy GB/s",
     "ratio",
+    "new memory GB/s, after a pause",
     "hash GB per CPU s",
     "read GB per CPU s",
     "ratio",
@@ -331,6 +360,10 @@ COLUMNS = (
 
 def cells_of(result: dict[str, Any]) -> list[str]:
     low, high = quartiles([result["bytes"] / seconds for seconds in result["newcomer_all"]])
+    new, later = (
+        statistics.mean(result[name]) / 1e9
+        for name in ("new_memory_rates", "new_memory_rates_after_pause")
+    )
     return [
         size_name(result["bytes"]),
         str(result["holders"]),
@@ -338,6 +371,7 @@ def cells_of(result: dict[str, Any]) -> list[str]:
         f"{result['newcomer_rate'] / 1e9:.2f} ({low / 1e9:.2f} - {high / 1e9:.2f})",
         f"{result['copy_rate'] / 1e9:.2f}",
         f"{result['newcomer_to_copy']:.2f}",
+        f"{new:.1f}, {later:.1f}",
         f"{result['hash_rate'] / 1e9:.1f}",
         f"{result['read_rate'] / 1e9:.1f}",
         f"{result['hash_to_read']:.2f}",
@@ -368,6 +402,7 @@ def main() -> int:
     parser.add_argument(
         "--transport", type=lambda text: text.split(","), default=["shm"], help="shm, tcp"
     )
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds; default: %(default)s")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
@@ -383,7 +418,7 @@ def main() -> int:
     results = []
     for size in options.size:
         for transport in options.transport:
-            results.append(measure(size, options.rounds, options.holders, transport))
+            results.append(measure(size, options.rounds, options.holders, transport, options.pause))
             table.add(cells_of(results[-1]))
     print()
     goals = [newcomer_goal(result) for result in results]
