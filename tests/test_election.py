@@ -290,6 +290,17 @@ def test_a_holders_list_must_fit_to_what_this_member_has() -> None:
     assert _testing.manifest_fits(nine, two)
 
 
+def test_a_holders_list_has_one_content_for_entries_that_are_one_memory() -> None:
+    a, b, c = (
+        ("a", "uint8", [12], 12, True),
+        ("b", "uint8", [12], 12, True),
+        ("c", "uint8", [13], 13, True),
+    )
+    assert _testing.manifest_fits([a, b, c], [a, b, c], "b", "a")
+    assert not _testing.manifest_fits([a, b, c], [a, b, c], "c", "a")
+    assert not _testing.manifest_fits([b, c], [b, c], "b", "a")
+
+
 @given(st.lists(st.integers(0, 3 * CHUNK), max_size=8))
 def test_chunks_tile_every_entry(sizes: list[int]) -> None:
     covered = [0] * len(sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -90,3 +91,14 @@ def test_the_engine_keeps_the_memory_that_was_used_last() -> None:
     # The second size has no room beside the first, the third has none at all.
     assert kept_bytes(4 * mib, [3 * mib, 2 * mib, 5 * mib]) == [3 * mib, 2 * mib, 2 * mib]
     assert kept_bytes(4 * mib, [mib, mib, 2 * mib, mib]) == [mib, mib, 3 * mib, 3 * mib]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such call")
+def test_memory_is_touched_ahead_while_somebody_wants_it() -> None:
+    from pccl._testing import touch_ahead
+
+    mib = 1 << 20
+    sizes = [8 * mib, 4 * mib, 12 * mib]
+    assert touch_ahead(sizes, True) == [(0.0, 1.0)] * 3
+    # Blocks that nobody else owns go back to their pool.
+    assert len(touch_ahead(sizes, False)) == 3

@@ -111,9 +111,9 @@ def test_entries_are_one_memory_on_all_members_or_on_none(run: Run) -> None:
         assert "['b']" in told[0]["text"]
         assert "the same memory as ['a']" in told[0]["text"]
     assert moved(synced(peers, sharing("tied"))) == [0, 0, 0]
-    tell(peers[2:], add("a"))  # both of them
+    tell(peers[2:], add("a"))  # both of them; the bytes come once
     answers = synced(peers, sync())
-    assert moved(answers) == [0, 0, 128]
+    assert moved(answers) == [0, 0, 64]
     assert answers[2]["received"] == ["['a']", "['b']"]
 
 
@@ -136,7 +136,7 @@ def test_a_newcomer_whose_entries_overlap_is_put_out_and_the_members_go_on(run: 
     tell(late, sync_shell.rejoin, partial(sync_faults.fill_shared, 9), sharing("tied"))
     late = Peers(late)
     tell(peers, sync(until=3))
-    assert moved(agreed(peers + late)) == [0, 0, 128]
+    assert moved(agreed(peers + late)) == [0, 0, 64]
 
 
 # (the run's state, a newcomer's, what the error says)

@@ -96,6 +96,15 @@ def test_what_a_broken_link_owes_is_asked_of_the_others_at_once() -> None:
     assert asked(it, 1) == []
 
 
+def test_what_differs_is_kept_in_one_block_but_new_arrays_each_in_their_own() -> None:
+    old = [noise(1, 2 * CHUNK), noise(2, 100), noise(3, 100), noise(4, 64)]
+    new = [old[0][:CHUNK] + noise(5, CHUNK), noise(6, 100), noise(3, 100), noise(7, 64)]
+    in_place = with_manifest(receiver(old, new))
+    assert in_place.memory() == [CHUNK + 128 + 64]  # of each 64 bytes a place
+    assert with_manifest(receiver(old, new, writable=False)).memory() == [2 * CHUNK, 100, 64]
+    assert with_manifest(receiver(new, new)).memory() == []
+
+
 def test_a_source_that_does_not_serve_is_dropped() -> None:
     old, new = [noise(1, 100)], [noise(2, 100)]
     it = receiver(old, new, holders=2)

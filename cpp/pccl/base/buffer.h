@@ -43,6 +43,9 @@ class Buffer {
   std::shared_ptr<BufferPool> pool_;
 };
 
+// For a block that another thread may still touch when its user is done with it.
+using BufferPtr = std::shared_ptr<const Buffer>;
+
 // Keeps the latest returned blocks for reuse, up to `keep_bytes` of them. *any thread*
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:

@@ -81,11 +81,11 @@ std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
 }
 
 // Engine memory as a NumPy array that owns it.
-nb::object to_array(Buffer buffer, std::size_t size) {
-  auto* owned = new Buffer(std::move(buffer));
+nb::object to_array(BufferPtr buffer, std::size_t size) {
+  auto* owned = new BufferPtr(std::move(buffer));
   const nb::capsule owner(owned,
-                          [](void* memory) noexcept { delete static_cast<Buffer*>(memory); });
-  return nb::cast(NewBytes(owned->data(), {size}, owner));
+                          [](void* memory) noexcept { delete static_cast<BufferPtr*>(memory); });
+  return nb::cast(NewBytes((*owned)->data(), {size}, owner));
 }
 
 std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given, int level,

@@ -13,6 +13,7 @@
 #include "pccl/base/text.h"
 #include "pccl/base/version.h"
 #include "pccl/io/address.h"
+#include "pccl/io/workers.h"
 #include "pccl/node/visit.h"
 
 namespace pccl::node {
@@ -26,7 +27,9 @@ constexpr Duration kTakeoverGrace = std::chrono::seconds(2);
 constexpr Duration kRemind = std::chrono::seconds(1);  // then a peer logs what it waits for
 constexpr const char* kWaitingForAdmission =
     "waiting to be let in by the members, at their next pccl.admit() or pccl.sync()";
-constexpr unsigned kMaxHashThreads = 8;
+// Threads that hash a state, and that write what has come: at most, and bytes worth one more.
+constexpr unsigned kMaxStateThreads = 8;
+constexpr std::uint64_t kStateShare = 16 << 20;
 
 std::string listed(const std::vector<wire::Address>& addresses) {
   std::string all;
@@ -44,6 +47,13 @@ std::string no_master(const std::vector<wire::Address>& masters, const Runtime& 
   if (const auto unanswered = link.unanswered())
     text += wire::to_string(masters.at(*unanswered)) + ": ";
   return text + link.failure();
+}
+
+unsigned state_threads(const std::vector<state::LocalEntry>& entries) {
+  std::uint64_t bytes = 0;
+  for (const state::LocalEntry& entry : entries) bytes += entry.what.bytes;
+  const unsigned cores = std::clamp(std::thread::hardware_concurrency(), 1U, kMaxStateThreads);
+  return static_cast<unsigned>(std::clamp<std::uint64_t>(bytes / kStateShare, 1, cores));
 }
 
 Error closed_error() { return {Code::invalid_usage, "this communicator is closed"}; }
@@ -523,9 +533,9 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
     }
   }
   // Hashed without the turn, so that the loop goes on and other threads may call.
-  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  io::Workers workers(state_threads(entries));
   const auto stop = [&] { return until.passed() || (limit.interrupted && limit.interrupted()); };
-  auto state = state::hash(std::move(entries), std::min(cores, kMaxHashThreads), stop);
+  auto state = state::hash(std::move(entries), workers, stop);
   if (!state) {
     if (state.error().code != Code::interrupted) return state.error();
     Visit visit(*found, until);
@@ -575,10 +585,7 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
   if (committed) {
     state::Update& update = *call->update;
     whole_ = update.written.empty() && update.replacements.empty();
-    for (const state::Update::Copy& copy : update.copies)
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    update.copies.clear();
-    update.staging.clear();
+    update.place(workers);
     if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
   }
   // The others have a committed state, so an interrupted caller gets it, too.

@@ -186,6 +186,7 @@ Runtime::~Runtime() = default;
 
 void Runtime::shut() {
   driver_.stop();
+  toucher_.stop();
   const io::Turn turn(driver_);
   shut_ = true;
   timer_.cancel();
@@ -209,6 +210,7 @@ void Runtime::act() {
     ended = ended || actions.calls_ended;
     for (const auto& [level, text] : actions.log) log(level, options_.join.name, text, epoch());
     if (!actions.trace.empty() && trace_ != nullptr) trace_->add(std::move(actions.trace));
+    if (!actions.touch.empty()) toucher_.add(std::move(actions.touch));
     master_.send(actions.control);
     if (actions.close_control) master_.finish();
     if (actions.dial_control) master_.dial(actions.master);

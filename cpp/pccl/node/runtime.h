@@ -14,6 +14,7 @@
 #include "pccl/node/master_connection.h"
 #include "pccl/node/options.h"
 #include "pccl/node/peer_connections.h"
+#include "pccl/node/toucher.h"
 #include "pccl/node/trace_writer.h"
 
 namespace pccl::node {
@@ -74,6 +75,7 @@ class Runtime {
   std::unique_ptr<TraceWriter> trace_;  // null: none is asked for
   const unsigned cores_;  // that this process might use at first; threads may have fewer later
   io::Workers workers_;
+  Toucher toucher_;
   io::LoopDriver driver_;
   peer::Engine engine_;
   MasterConnection master_;

@@ -11,4 +11,7 @@ namespace pccl::os {
 [[nodiscard]] void* map_pages(std::size_t size);
 void unmap_pages(void* at, std::size_t size);
 
+// Gives memory of any kind its pages before they are used, where the system can. Its bytes stay.
+void touch_pages(void* at, std::size_t size);
+
 }  // namespace pccl::os

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/base/buffer.h"
 #include "pccl/base/log.h"
 #include "pccl/link/links.h"
 #include "pccl/peer/locality.h"
@@ -26,13 +27,14 @@ struct EngineActions {
   std::vector<std::uint64_t> close;   // write what is queued without waiting, then close
   std::vector<std::pair<LogLevel, std::string>> log;
   std::vector<TraceEvent> trace;
+  std::vector<BufferPtr> touch;  // bytes come in here soon: touch it ahead, on another thread
   LocalityActions local;
   bool calls_ended = false;  // wake the threads that wait for a call
 
   [[nodiscard]] bool empty() const {
     return control.empty() && !dial_control && !close_control && dials.empty() && flush.empty() &&
-           resume.empty() && close.empty() && log.empty() && trace.empty() && local.empty() &&
-           !calls_ended;
+           resume.empty() && close.empty() && log.empty() && trace.empty() && touch.empty() &&
+           local.empty() && !calls_ended;
   }
   void note(LogLevel level, std::string text) { log.emplace_back(level, std::move(text)); }
 };

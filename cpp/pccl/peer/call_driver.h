@@ -38,6 +38,8 @@ class CallDriver {
   void refuse(Call& call, Code code, std::string reason, const Record& record = nullptr) {
     end(call, {code, std::move(reason)}, record);
   }
+  // Memory that bytes come in to soon.
+  void touch(std::vector<BufferPtr> memory) { actions_.touch = std::move(memory); }
   // Wakes the threads that wait for a call.
   void wake() { actions_.calls_ended = true; }
 

@@ -112,7 +112,9 @@ void SyncCall::handle_transfer() {
 }
 
 void SyncCall::on_planned() {
-  if (!sync_ || !sync_->request.questions) return;
+  if (!sync_) return;
+  calls_.touch(transfer_.memory());
+  if (!sync_->request.questions) return;
   std::vector<wire::StateEntry> entries = transfer_.replacements();
   if (entries.empty()) return;
   sync_->question = std::move(entries);

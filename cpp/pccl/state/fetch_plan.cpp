@@ -1,8 +1,36 @@
 #include "pccl/state/fetch_plan.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "pccl/base/copy.h"
+
 namespace pccl::state {
+namespace {
+
+constexpr std::uint64_t kAlignment = 64;  // of chunks in the stage
+constexpr std::size_t kCopiesAtOnce = 8;  // one part of the work; each copies a chunk at most
+
+void make(const std::vector<Update::Copy>& copies, Parallel& parallel) {
+  std::uint64_t bytes = 0;
+  for (const Update::Copy& each : copies) bytes += each.bytes;
+  const auto how = bytes >= kPastCacheFrom ? &copy_past_cache : &copy;
+  parallel.run((copies.size() + kCopiesAtOnce - 1) / kCopiesAtOnce, [&](std::size_t part) {
+    const std::size_t end = std::min((part + 1) * kCopiesAtOnce, copies.size());
+    for (std::size_t i = part * kCopiesAtOnce; i < end; ++i)
+      how(copies[i].to, copies[i].from, copies[i].bytes);
+  });
+}
+
+}  // namespace
+
+void Update::place(Parallel& parallel) {
+  make(kept, parallel);  // first: the writes change our own entries
+  make(writes, parallel);
+  kept.clear();
+  writes.clear();
+  staging.reset();
+}
 
 FetchPlan::FetchPlan(Manifest elected, std::shared_ptr<const LocalState> mine,
                      const ChunkIndex& my_index, bool newcomer, BufferPool& pool)
@@ -14,9 +42,29 @@ FetchPlan::FetchPlan(Manifest elected, std::shared_ptr<const LocalState> mine,
     const bool known = own != mine_->entries.end() && own->what.name == entry.name;
     // Only newcomers receive loose entries that they have already.
     if (known && (own->what.content == entry.content || (entry.loose && !newcomer))) continue;
+    if (known && own->writable != nullptr && !own->what.tie.empty()) {
+      tied_.push_back(entry.name);  // the bytes arrive as another entry's
+      continue;
+    }
     add_entry(e, known ? &*own : nullptr, my_index, pool);
   }
+  make_stage(pool);
   left_ = chunks_.size();
+}
+
+void FetchPlan::make_stage(BufferPool& pool) {
+  const auto room_of = [](const Chunk& chunk) {
+    return (chunk.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  std::uint64_t room = 0;
+  for (const auto& [number, chunk] : chunks_) room += chunk.to == nullptr ? room_of(chunk) : 0;
+  stage_ = std::make_shared<const Buffer>(room > 0 ? pool.take(room) : Buffer());
+  std::uint8_t* at = stage_->data();
+  for (auto& [number, chunk] : chunks_) {
+    if (chunk.to != nullptr) continue;
+    chunk.to = at;
+    at += room_of(chunk);
+  }
 }
 
 void FetchPlan::add_entry(std::uint32_t e, const LocalEntry* own, const ChunkIndex& my_index,
@@ -31,27 +79,32 @@ void FetchPlan::add_entry(std::uint32_t e, const LocalEntry* own, const ChunkInd
     return same_size && mine_->manifest.chunks[my_first + chunk - first] == elected_.chunks[chunk];
   };
   Incoming incoming{e, own, same_size && own->writable != nullptr, {}};
-  std::uint64_t room = incoming.in_place ? 0 : entry.bytes;
-  for (std::uint64_t chunk = first; incoming.in_place && chunk < end; ++chunk) {
-    if (!same(chunk)) room += index_.at(chunk).bytes;
+  if (!incoming.in_place) {
+    incoming.whole =
+        std::make_shared<const Buffer>(entry.bytes > 0 ? pool.take(entry.bytes) : Buffer());
   }
-  if (room > 0) incoming.memory = pool.take(room);
-  std::uint64_t at = 0;
   for (std::uint64_t chunk = first; chunk < end; ++chunk) {
     const ChunkRange range = index_.at(chunk);
-    std::uint8_t* to = incoming.memory.data() + (incoming.in_place ? at : range.offset);
+    std::uint8_t* const to = incoming.in_place ? nullptr : incoming.whole->data() + range.offset;
     if (same(chunk)) {
       // The caller's thread copies it after the sync.
       if (!incoming.in_place) kept_.push_back({to, own->data + range.offset, range.bytes});
       continue;
     }
-    at += range.bytes;
     const auto number = static_cast<std::uint32_t>(chunk);
     chunks_[number] = {to, range.bytes, entry.loose, false};
     (entry.loose ? loose_ : strict_).push_back(number);
     bytes_wanted_ += range.bytes;
   }
   incoming_.push_back(std::move(incoming));
+}
+
+std::vector<BufferPtr> FetchPlan::memory() const {
+  std::vector<BufferPtr> memory;
+  for (const Incoming& incoming : incoming_)
+    if (!incoming.in_place && *incoming.whole) memory.push_back(incoming.whole);
+  if (*stage_) memory.push_back(stage_);
+  return memory;
 }
 
 std::optional<std::uint32_t> FetchPlan::next(bool loose) {
@@ -94,20 +147,20 @@ std::vector<wire::StateEntry> FetchPlan::replacements() const {
 }
 
 void FetchPlan::finish(Update& update) {
-  // Copies from our own entries come first: other entries may share their memory.
-  update.copies = std::move(kept_);
+  update.kept = std::move(kept_);
+  update.written = std::move(tied_);
+  update.staging = std::move(stage_);
   for (Incoming& incoming : incoming_) {
     if (!incoming.in_place) {
-      update.replacements.push_back({elected_.entries[incoming.entry], std::move(incoming.memory)});
+      update.replacements.push_back({elected_.entries[incoming.entry], std::move(incoming.whole)});
       continue;
     }
     const auto first = static_cast<std::uint32_t>(index_.first_of(incoming.entry));
     const auto end = static_cast<std::uint32_t>(index_.first_of(incoming.entry + 1));
     for (auto it = chunks_.lower_bound(first); it != chunks_.end() && it->first < end; ++it) {
       std::uint8_t* const to = incoming.mine->writable + (it->first - first) * kChunkBytes;
-      update.copies.push_back({to, it->second.to, it->second.bytes});
+      update.writes.push_back({to, it->second.to, it->second.bytes});
     }
-    update.staging.push_back(std::move(incoming.memory));
     update.written.push_back(incoming.mine->what.name);
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pccl/base/buffer.h"
+#include "pccl/base/parallel.h"
 #include "pccl/state/manifest.h"
 
 namespace pccl::state {
@@ -24,13 +25,18 @@ struct Update {
   };
   struct Replacement {
     wire::StateEntry what;
-    Buffer bytes;  // none for an empty entry
+    BufferPtr bytes;  // never null; no memory for an empty entry
   };
-  std::vector<Copy> copies;  // the caller makes these in order, before it uses the replacements
-  std::vector<std::string> written;       // names of the entries that the copies write
+  // Writes the changes, in parallel. Call once, before the replacements are used. *the caller's
+  // thread*
+  void place(Parallel& parallel);
+
+  std::vector<Copy> kept;                 // from our own entries to replacements
+  std::vector<Copy> writes;               // from `staging` to our own entries, which do not overlap
+  std::vector<std::string> written;       // names of the entries with new bytes in their own memory
   std::vector<Replacement> replacements;  // the other entries, whole
-  std::vector<Buffer> staging;            // sources of copies
-  std::uint64_t tx_bytes = 0;             // of chunks
+  BufferPtr staging;
+  std::uint64_t tx_bytes = 0;  // of chunks
   std::uint64_t rx_bytes = 0;
   wire::SyncDecision decision;
 };
@@ -39,7 +45,7 @@ struct Update {
 class FetchPlan {
  public:
   struct Chunk {
-    std::uint8_t* to = nullptr;
+    std::uint8_t* to = nullptr;  // where it is kept until the end
     std::uint64_t bytes = 0;
     bool loose = false;
     bool placed = false;  // a frame with it is being received
@@ -59,6 +65,9 @@ class FetchPlan {
   std::optional<std::uint32_t> next(bool loose);
   // These chunks will not arrive: they are requested again, before all others.
   void retry(std::span<const std::uint32_t> numbers);
+
+  // The memory that chunks are received into, about in the order in which they are requested.
+  [[nodiscard]] std::vector<BufferPtr> memory() const;
 
   // -- receiving
   // REQUIRES: the chunk is part of the plan.
@@ -85,15 +94,20 @@ class FetchPlan {
     std::uint32_t entry = 0;
     const LocalEntry* mine = nullptr;
     bool in_place = false;
-    Buffer memory;  // in place: the chunks that differ, one after the other; else the whole entry
+    BufferPtr whole;  // not in place: the new entry; no memory for an empty one
   };
   void add_entry(std::uint32_t entry, const LocalEntry* own, const ChunkIndex& my_index,
                  BufferPool& pool);
+  void make_stage(BufferPool& pool);
 
   Manifest elected_;
   std::shared_ptr<const LocalState> mine_;
   ChunkIndex index_;
   std::vector<Incoming> incoming_;
+  // The chunks that are written in place, one after the other. One block for all entries: many
+  // small ones would not be in huge pages.
+  BufferPtr stage_;
+  std::vector<std::string> tied_;   // names of entries that are the memory of one in `incoming_`
   std::vector<Update::Copy> kept_;  // chunks that replacements take from our own entries
   std::map<std::uint32_t, Chunk> chunks_;
   std::deque<std::uint32_t> strict_;  // chunks to ask for, from any source

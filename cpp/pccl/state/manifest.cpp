@@ -4,7 +4,6 @@
 #include <atomic>
 #include <map>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -14,7 +13,7 @@
 namespace pccl::state {
 namespace {
 
-// Chunks that a thread hashes before it checks whether to stop.
+// Chunks of one part of the work: it stops between parts.
 constexpr std::uint64_t kBatch = 8;
 // Pairs of entries to look at before it checks whether to stop.
 constexpr std::size_t kLooks = 1 << 16;
@@ -76,6 +75,16 @@ bool same_form(const wire::StateEntry& a, const wire::StateEntry& b) {
   return a.kind == b.kind && a.shape == b.shape && a.loose == b.loose && a.tie == b.tie;
 }
 
+// Entries that are one memory have one content. The tie is the name of an earlier entry.
+static bool same_content_as_tie(const Manifest& manifest, std::size_t i) {
+  const wire::StateEntry& entry = manifest.entries[i];
+  const auto end = manifest.entries.begin() + static_cast<std::ptrdiff_t>(i);
+  const auto tie = std::lower_bound(
+      manifest.entries.begin(), end, entry.tie,
+      [](const wire::StateEntry& other, const std::string& name) { return other.name < name; });
+  return tie != end && tie->name == entry.tie && tie->content == entry.content;
+}
+
 bool valid(const Manifest& manifest, const wire::Digest& content,
            const std::vector<LocalEntry>& own) {
   if (manifest.entries.size() > kMaxEntries || manifest.chunks.size() > kMaxChunks) return false;
@@ -90,6 +99,7 @@ bool valid(const Manifest& manifest, const wire::Digest& content,
       const wire::StateEntry& known = mine->what;
       if (!same_form(known, entry)) return false;
       if (mine->writable != nullptr && known.bytes != entry.bytes) return false;
+      if (!entry.tie.empty() && !same_content_as_tie(manifest, i)) return false;
     }
     const std::uint64_t chunks = chunk_count(entry.bytes);
     if (chunks > manifest.chunks.size() - at) return false;
@@ -150,7 +160,7 @@ std::optional<std::string> find_ties(std::vector<LocalEntry>& entries,
   return std::string();
 }
 
-Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsigned threads,
+Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, Parallel& parallel,
                                          const std::function<bool()>& stop) {
   const auto refuse = [](std::string reason) {
     return Error{Code::invalid_argument, std::move(reason)};
@@ -182,30 +192,19 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
   if (index.count() > kMaxChunks) return refuse("the state has more than 4 TiB");
   manifest.chunks.resize(index.count());
 
-  std::atomic<std::uint64_t> next{0};
   std::atomic<bool> stopped{false};
-  const auto work = [&](bool asks) {
-    for (;;) {
-      const std::uint64_t begin = next.fetch_add(kBatch);
-      if (begin >= index.count() || stopped) return;
-      if (asks && stop && stop()) stopped = true;
-      const std::uint64_t end = std::min(begin + kBatch, index.count());
-      for (std::uint64_t chunk = begin; chunk < end; ++chunk) {
-        const ChunkRange range = index.at(chunk);
-        manifest.chunks[chunk] =
-            digest({state->entries[range.entry].data + range.offset, range.bytes});
-      }
+  const std::thread::id caller = std::this_thread::get_id();
+  parallel.run((index.count() + kBatch - 1) / kBatch, [&](std::size_t part) {
+    if (stopped) return;
+    if (stop && std::this_thread::get_id() == caller && stop()) stopped = true;
+    const std::uint64_t begin = part * kBatch;
+    const std::uint64_t end = std::min(begin + kBatch, index.count());
+    for (std::uint64_t chunk = begin; chunk < end; ++chunk) {
+      const ChunkRange range = index.at(chunk);
+      manifest.chunks[chunk] =
+          digest({state->entries[range.entry].data + range.offset, range.bytes});
     }
-  };
-  std::vector<std::thread> helpers;
-  const std::uint64_t useful = index.count() / (2 * kBatch);
-  try {
-    for (std::uint64_t i = 1; i < threads && i <= useful; ++i) helpers.emplace_back(work, false);
-  } catch (const std::system_error&) {
-    // No more threads are available. The ones started do the work.
-  }
-  work(true);
-  for (std::thread& helper : helpers) helper.join();
+  });
   if (stopped) return Error{Code::interrupted, "interrupted"};
 
   for (std::size_t i = 0; i < state->entries.size(); ++i) {

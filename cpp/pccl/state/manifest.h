@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pccl/base/error.h"
+#include "pccl/base/parallel.h"
 #include "pccl/state/memory.h"
 #include "pccl/wire/records.h"
 
@@ -72,11 +73,11 @@ class ChunkIndex {
   std::vector<std::uint64_t> first_;  // by entry, and the end
 };
 
-// Sorts the entries and hashes their memory with up to `threads` threads. The calling thread polls
-// `stop`; true: interrupted. invalid_argument: the entries break a limit, or two have one name.
+// Sorts the entries and hashes their memory, in parallel. The calling thread polls `stop`; true:
+// interrupted. invalid_argument: the entries break a limit, or two have one name.
 // Entries that overlap are a flaw, which the member reports to the others.
 [[nodiscard]] Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries,
-                                                       unsigned threads,
+                                                       Parallel& parallel,
                                                        const std::function<bool()>& stop);
 
 // Fills the ties of entries that are the same memory. Returns why the state cannot be shared: two

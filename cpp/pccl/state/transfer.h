@@ -68,6 +68,9 @@ class Transfer {
   [[nodiscard]] std::vector<wire::StateEntry> replacements() const {
     return plan_ ? plan_->replacements() : std::vector<wire::StateEntry>();
   }
+  [[nodiscard]] std::vector<BufferPtr> memory() const {
+    return plan_ ? plan_->memory() : std::vector<BufferPtr>();
+  }
   // This receiver stops fetching. Never reported as over.
   void stop();
 

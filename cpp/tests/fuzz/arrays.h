@@ -23,7 +23,8 @@ struct Arrays {
       local.data = local.writable = bytes.data();
       return local;
     };
-    state = *state::hash({entry("bias", bias, true), entry("weights", weights, false)}, 1, {});
+    Serial serial;
+    state = *state::hash({entry("bias", bias, true), entry("weights", weights, false)}, serial, {});
   }
 };
 

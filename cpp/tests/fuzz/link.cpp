@@ -137,7 +137,8 @@ class World {
     entry.what.bytes = weights_.size();
     entry.data = entry.writable = weights_.data();
     peer::SyncRequest request;
-    request.state = *state::hash({entry}, 1, {});
+    Serial serial;
+    request.state = *state::hash({entry}, serial, {});
     operation_ = engine_.start_sync(request, now_);
     for (const wire::RoundKind kind : {wire::RoundKind::sync, wire::RoundKind::sync_detail}) {
       wire::Outcome outcome;

@@ -238,13 +238,14 @@ void Checks::ended(Host& host, Syncing& syncing) {
   } else {
     ++world_.report.syncs;
     world_.report.sync_bytes += call.update->rx_bytes;
-    for (const state::Update::Copy& copy : call.update->copies)
-      std::memcpy(copy.to, copy.from, copy.bytes);
+    const bool writes = !call.update->writes.empty();
+    Serial serial;
+    call.update->place(serial);
     for (const state::Update::Replacement& replacement : call.update->replacements) {
-      const std::uint8_t* bytes = replacement.bytes.data();
+      const std::uint8_t* bytes = replacement.bytes->data();
       live[replacement.what.name].assign(bytes, bytes + replacement.what.bytes);
     }
-    if (world_.bug_due(Bug::stale_state) && !call.update->copies.empty()) live = syncing.before;
+    if (world_.bug_due(Bug::stale_state) && writes) live = syncing.before;
     never_a_newcomers(host, syncing);
   }
   Ending ending{host.engine().session().id(),

@@ -543,7 +543,8 @@ SyncingPtr Host::sync(UserState& state, bool standing) {
     if (world_.random.chance(0.7)) entry.writable = bytes.data();
     entries.push_back(std::move(entry));
   }
-  const auto hashed = state::hash(std::move(entries), 1, {});
+  Serial serial;
+  const auto hashed = state::hash(std::move(entries), serial, {});
   wire::SyncVote vote;
   vote.owned = true;
   world_.checks.brings(*syncing_);

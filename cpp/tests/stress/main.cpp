@@ -242,7 +242,7 @@ class Peer {
       return false;
     }
     for (const state::Update::Replacement& found : (*call)->update->replacements)
-      std::memcpy(state_.data(), found.bytes.data(), state_.size());
+      std::memcpy(state_.data(), found.bytes->data(), state_.size());
     comm_.took_over();
     states_.compare((*call)->record->epoch, (*call)->update->decision.revision, state_);
     std::memcpy(&calls_, count.data(), sizeof calls_);

@@ -159,11 +159,14 @@ std::vector<bool> enter_rounds(
 // Entries are (name, kind, shape, bytes, writable).
 using Form = std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uint64_t, bool>;
 
-// Whether a member with the entries `own` accepts a manifest of these entries.
-bool manifest_fits(const std::vector<Form>& theirs, const std::vector<Form>& own) {
-  const auto entry_of = [](const Form& form) {
+// Whether a member with the entries `own` accepts a manifest of these entries. On both sides the
+// entry `tied`, if it is named, is the memory of the entry `to`.
+bool manifest_fits(const std::vector<Form>& theirs, const std::vector<Form>& own,
+                   const std::string& tied, const std::string& to) {
+  const auto entry_of = [&](const Form& form) {
     wire::StateEntry entry;
     std::tie(entry.name, entry.kind, entry.shape, entry.bytes, std::ignore) = form;
+    if (entry.name == tied) entry.tie = to;
     return entry;
   };
   state::Manifest manifest;
@@ -214,7 +217,7 @@ void bind_election(nb::module_& m) {
         "owned"_a, "details"_a, "flaws"_a);
   m.def("judge_ends", &judge_ends, "ends"_a);
   m.def("enter_rounds", &enter_rounds, "rounds"_a, "max_open_bytes"_a);
-  m.def("manifest_fits", &manifest_fits, "theirs"_a, "own"_a);
+  m.def("manifest_fits", &manifest_fits, "theirs"_a, "own"_a, "tied"_a = "", "to"_a = "");
   m.def("overlap", &overlap, "a"_a, "b"_a);
   m.def("chunk_places", &chunk_places, "sizes"_a);
 }

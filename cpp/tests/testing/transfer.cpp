@@ -56,7 +56,8 @@ std::shared_ptr<state::LocalState> hashed(std::vector<wire::Bytes>& arrays, bool
     if (writable) entry.writable = arrays[i].data();
     entries.push_back(std::move(entry));
   }
-  return *state::hash(std::move(entries), 1, {});
+  pccl::Serial serial;
+  return *state::hash(std::move(entries), serial, {});
 }
 
 // Peer 0, which receives the arrays "a", "b", ... from the holders 1, 2, ...
@@ -174,6 +175,12 @@ class Receiver final : private stripes::Carrier {
       chunks.push_back(stripes::decode(frame.header)->segment);
     return chunks;
   }
+  // Bytes of each block that chunks are received into.
+  [[nodiscard]] std::vector<std::size_t> memory() const {
+    std::vector<std::size_t> sizes;
+    for (const pccl::BufferPtr& block : transfer_.memory()) sizes.push_back(block->size());
+    return sizes;
+  }
   [[nodiscard]] std::optional<std::pair<unsigned, std::string>> over() {
     if (const auto told = transfer_.take_events().over)
       over_ = {static_cast<unsigned>(told->code), told->reason};
@@ -182,14 +189,14 @@ class Receiver final : private stripes::Carrier {
   // The arrays after the sync.
   std::vector<nb::bytes> result() {
     const std::unique_ptr<state::Update> update = transfer_.end();
-    for (const state::Update::Copy& part : update->copies)
-      std::memcpy(part.to, part.from, part.bytes);
+    pccl::Serial serial;
+    update->place(serial);
     std::map<std::string, nb::bytes> arrays;
     for (std::size_t i = 0; i < old_.size(); ++i)
       arrays.emplace(std::string(1, static_cast<char>('a' + i)), to_python(old_[i]));
     for (const state::Update::Replacement& new_one : update->replacements) {
       arrays.insert_or_assign(new_one.what.name,
-                              to_python({new_one.bytes.data(), new_one.what.bytes}));
+                              to_python({new_one.bytes->data(), new_one.what.bytes}));
     }
     std::vector<nb::bytes> values;
     for (auto& [name, bytes] : arrays) values.push_back(std::move(bytes));
@@ -283,6 +290,7 @@ void bind_transfer(nb::module_& m) {
       .def("tick", &Receiver::tick, "seconds"_a)
       .def("asked", &Receiver::asked, "peer"_a, "later"_a, "chunks"_a)
       .def("serves", &Receiver::serves, "later"_a, "peer"_a)
+      .def("memory", &Receiver::memory)
       .def("over", &Receiver::over)
       .def("result", &Receiver::result);
   m.def("rejoin_sizes", &rejoin_sizes, "entries"_a, "name_bytes"_a);

@@ -1,10 +1,16 @@
 #include "pccl/os/pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 
 #include "pccl/os/shared_memory.h"
+
+// Older C libraries lack it. It needs Linux 5.14.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace pccl::os {
 namespace {
@@ -29,5 +35,13 @@ void* map_pages(std::size_t size) {
 }
 
 void unmap_pages(void* at, std::size_t size) { (void)::munmap(at, size); }
+
+void touch_pages(void* at, std::size_t size) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  auto* const first = static_cast<std::uint8_t*>(at);
+  const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(first) % page) % page;
+  const std::size_t whole = size > before ? (size - before) / page * page : 0;
+  if (whole > 0) (void)::madvise(first + before, whole, MADV_POPULATE_WRITE);
+}
 
 }  // namespace pccl::os

@@ -11,4 +11,6 @@ void* map_pages(std::size_t size) {
 
 void unmap_pages(void* at, std::size_t size) { (void)::munmap(at, size); }
 
+void touch_pages(void*, std::size_t) {}
+
 }  // namespace pccl::os
