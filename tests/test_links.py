@@ -89,6 +89,76 @@ def test_a_link_that_may_go_through_the_master_has_as_long_again() -> None:
     assert link.reports() == 2
 
 
+# ---- one whose path is cut
+
+STRIPES = 16  # of a link between hosts, to begin with
+
+
+def silent_link() -> _testing.SilentLink:
+    link = _testing.SilentLink()
+    link.passes(2.0)
+    assert (link.working(), link.dials()) == (STRIPES, STRIPES)
+    return link
+
+
+@pytest.mark.parametrize("seconds", [2.5, 3.0, 4.0, 5.0])
+def test_a_path_that_works_again_is_found_before_its_connections_try_again(seconds: float) -> None:
+    link = silent_link()
+    link.cut()
+    link.passes(seconds)
+    assert link.working() == 0
+    link.heal()
+    link.passes(0.5)
+    assert link.working() == link.stand_ins() == STRIPES
+    link.passes(60)
+    assert (link.working(), link.downs()) == (STRIPES, 0)
+
+
+def test_a_path_that_stays_cut_breaks_the_link_when_it_is_due() -> None:
+    link = silent_link()
+    link.cut()
+    link.passes(5.5)
+    assert link.downs() == 0
+    link.passes(2.0)
+    assert link.downs() == 2
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0])
+def test_connections_that_go_on_by_themselves_are_not_replaced(seconds: float) -> None:
+    link = silent_link()
+    link.cut()
+    link.passes(seconds)
+    dials = link.dials()
+    link.heal(resume=True)
+    link.passes(0.5)
+    assert link.working() >= STRIPES
+    assert link.stand_ins() == 0 or dials > STRIPES
+    link.passes(60)
+    assert (link.working(), link.downs()) == (STRIPES, 0)
+
+
+def test_a_peer_that_was_frozen_keeps_its_connections() -> None:
+    link = silent_link()
+    link.freeze(True)
+    link.passes(4.0)
+    assert STRIPES < link.dials() <= 2 * STRIPES
+    link.freeze(False)
+    link.passes(0.5)
+    assert link.working() > STRIPES
+    assert link.stand_ins() <= 1  # the surplus ends, one each second
+    link.passes(60)
+    assert (link.working(), link.downs()) == (STRIPES, 0)
+
+
+@given(st.lists(st.floats(0.05, 3), max_size=20))
+def test_a_link_with_little_to_do_is_never_silent(pauses: list[float]) -> None:
+    link = silent_link()
+    for pause in pauses:
+        link.ping()
+        link.passes(pause)
+    assert link.dials() == STRIPES
+
+
 # ---- how many
 
 

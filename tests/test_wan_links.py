@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -83,6 +84,36 @@ def test_a_cut_that_heals_within_three_seconds_costs_nothing_but_time() -> None:
         assert not threading.Event().wait(3)  # this is what is tested
         world.heal(1, 2)
         assert set(ends(peers)) == {1}
+
+
+def test_a_path_that_works_again_is_found_although_tcp_waits() -> None:
+    # TCP tries again 0.3, 0.9, 2.1 and 4.5 s after the cut began. By then the link would be dead.
+    settings = {"PCCL_HEARTBEAT_INTERVAL": "0.5", "PCCL_HEARTBEAT_TIMEOUT": "3.5"}
+    with Lab([Host(100, 100)] * 3, delay_ms=40) as world, reducing(world, **settings) as peers:
+        begin(peers, 6_000_000)
+        world.cut(1, 2)
+        assert not threading.Event().wait(2.5)  # this is what is tested
+        world.heal(1, 2)
+        assert set(ends(peers)) == {1}
+
+
+def test_a_member_that_was_cut_off_from_its_master_is_heard_soon() -> None:
+    with Lab([Host(200, 200)] * 3, delay_ms=40) as world:
+        hosts = hosts_of(world)
+        with namespaces.running_on(hosts[0]) as run:
+            peers = [
+                run.peer(wan_links.reduce_as_told, host, PCCL_MIN_PEERS="2") for host in hosts[1:]
+            ]
+            for peer in peers:
+                peer.expect("in", 60)
+            world.cut(0, 1)
+            begin(peers, 1_000_000)
+            # TCP would try 0.3, 0.9, 2.1 and 4.5 s after it had something to send.
+            assert not threading.Event().wait(2.5)  # this is what is tested
+            world.heal(0, 1)
+            healed = time.monotonic()
+            assert set(ends(peers)) == {1}
+            assert time.monotonic() - healed < 1.3
 
 
 @pytest.mark.parametrize("one_way", [False, True])

@@ -90,6 +90,12 @@ void Socket::hold_little() const {
 #endif
 }
 
+void Socket::try_again_evenly() const {
+#ifdef TCP_THIN_LINEAR_TIMEOUTS
+  set_option(raw_, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
+#endif
+}
+
 ssize_t Socket::read(std::span<const iovec> into) const {
   return tls_ != nullptr ? tls_->read(raw_, into) : receive(raw_, into);
 }

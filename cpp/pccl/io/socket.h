@@ -67,6 +67,10 @@ class Socket {
   // does not have may still go over another connection.
   void hold_little() const;
 
+  // For a connection that carries little: TCP tries again several times before it doubles the time
+  // between its tries.
+  void try_again_evenly() const;
+
   // Bytes moved; 0 from read: the other end closed; negative: -errno (-EAGAIN: not now). A read
   // that leaves room has taken all bytes that had come.
   [[nodiscard]] ssize_t read(std::span<const iovec> into) const;

@@ -84,6 +84,16 @@ void Dialler::dial_pipe(Link& link) {
   facts_.actions.dials.push_back({token, {}, link.peer.id, link.peer.id});
 }
 
+void Dialler::forget_spares(Link& link) {
+  // on_dialled closes their connections.
+  const auto forgotten = std::erase_if(facts_.dials, [&](const auto& item) {
+    const Dial& dial = item.second;
+    return dial.question == 0 && dial.peer == link.peer.id && dial.number != 0 &&
+           dial.way == Way::network;
+  });
+  link.spares.open -= std::min(link.spares.open, static_cast<std::uint32_t>(forgotten));
+}
+
 void Dialler::on_dial_failed(std::uint64_t token, const std::string& reason,
                              const LinkContext& context) {
   facts_.at = context;

@@ -23,6 +23,8 @@ class Dialler {
   // are on one host: links carry almost nothing then.
   [[nodiscard]] bool may_dial_pipe(const Link& link) const;
   void dial_pipe(Link& link);
+  // Dials of stripes after the first do not count any more, as they may wait for TCP's next try.
+  void forget_spares(Link& link);
   void ask_for_relay(Link& link);
   void on_relay(const PeerId& peer, const RelayToken& relay, const LinkContext& context);
   void try_address(std::uint64_t question, const wire::Address& address);

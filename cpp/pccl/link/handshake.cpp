@@ -263,7 +263,7 @@ void Handshakes::establish(StripeEntry& entry) {
   facts_.end_offer(entry);
   const bool ours = entry.phase == StripePhase::said_hello;
   entry.phase = StripePhase::established;
-  entry.heard = facts_.at.now;
+  entry.heard = entry.spoke = facts_.at.now;
   const std::uint64_t id = entry.stripe->id();
   const bool first = entry.hello.stripe == 0;
   if (ours && first && link.is_up()) return facts_.close(id);  // another address was faster
@@ -275,6 +275,7 @@ void Handshakes::establish(StripeEntry& entry) {
   if (ours && entry.way != Way::memory && link.spares.open > 0) --link.spares.open;
   link.spares.pause = {};
   link.spares.next = facts_.at.now;
+  if (entry.way == Way::network) spares_.on_new_stripe(link, id);
 }
 
 // `ours`: this end sent the hello.

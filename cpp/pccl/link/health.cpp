@@ -52,8 +52,6 @@ void Health::watch_connecting(Link& link) {
 
 void Health::watch_up(Link& link) {
   const Settings& settings = facts_.options.settings;
-  const bool heard = hear(link);
-  if (heard) link.heard = facts_.at.now;
   if (facts_.at.now - link.heard >= settings.heartbeat_timeout) {
     // Something on the path may have forgotten the connections, and new ones may work. If the other
     // end is frozen, their handshakes do not end.
@@ -85,9 +83,12 @@ void Health::watch_up(Link& link) {
   if (fault != nullptr) facts_.take_down(link, fault, link.planned);
 }
 
-// Queues heartbeats on stripes that sent nothing since the last call. Returns whether any stripe
-// received bytes or is held.
-bool Health::hear(Link& link) {
+void Health::listen() {
+  for (auto& [peer, link] : facts_.links)
+    if (link.is_up()) listen(link);
+}
+
+void Health::listen(Link& link) {
   bool heard = false;
   for (const std::uint64_t id : link.stripes) {
     StripeEntry& entry = facts_.stripes.at(id);
@@ -103,15 +104,16 @@ bool Health::hear(Link& link) {
       heard = true;
     }
     const std::uint64_t sent = stripe.bytes_sent();
-    const bool quiet = sent == entry.marks.sent && stripe.idle();
-    entry.marks.sent = sent;
-    if (quiet) {
+    if (std::exchange(entry.marks.sent, sent) != sent || !stripe.idle())
+      entry.spoke = facts_.at.now;
+    if (facts_.at.now - entry.spoke >= facts_.options.settings.heartbeat_interval) {
       stripe.push_heartbeat();
       facts_.flush.insert(id);
-      entry.marks.sent += kFrameHeaderBytes;  // the heartbeat's own: the next one is due, too
+      entry.spoke = facts_.at.now;
+      entry.marks.sent += kFrameHeaderBytes;  // the heartbeat's own
     }
   }
-  return heard;
+  if (heard) link.heard = facts_.at.now;
 }
 
 // Describes a fault that has lasted longer than it can with an honest peer. Null: no fault.

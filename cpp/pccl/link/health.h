@@ -11,11 +11,13 @@ class Health {
   Health(LinkFacts& facts, StandIns& stand_ins) : facts_(facts), stand_ins_(stand_ins) {}
 
   void on_watch(const LinkContext& context);
+  // Notes which links and stripes received bytes, and queues heartbeats. Call at each tick.
+  void listen();
 
  private:
   void watch_connecting(Link& link);
   void watch_up(Link& link);
-  [[nodiscard]] bool hear(Link& link);
+  void listen(Link& link);
   [[nodiscard]] const char* fault_of(const Link& link) const;
 
   LinkFacts& facts_;

@@ -27,6 +27,9 @@ constexpr Duration kOfferAfter = std::chrono::milliseconds(500);
 constexpr Duration kSpareDialPause = std::chrono::milliseconds(500);
 constexpr Duration kMostSpareDialPause = std::chrono::seconds(30);
 
+// An idle stripe receives a heartbeat every interval, seen at the next tick.
+constexpr int kSilentIntervals = 2;
+
 }  // namespace
 
 const char* name(LinkPhase phase) {
@@ -138,6 +141,10 @@ void LinkFacts::wake(const PeerId& peer) {
   const auto it = links.find(peer);
   if (it == links.end() || !it->second.is_up()) return;
   flush.insert(it->second.stripes.begin(), it->second.stripes.end());
+}
+
+bool LinkFacts::is_silent(const Link& link) const {
+  return at.now - link.heard >= kSilentIntervals * options.settings.heartbeat_interval;
 }
 
 std::uint32_t LinkFacts::stripes_wanted(const Link& link) const {

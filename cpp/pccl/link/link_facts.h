@@ -131,6 +131,7 @@ struct StripeEntry {
   wire::Address address;
   Instant deadline{};  // of the handshake
   Instant heard{};
+  Instant spoke{};                    // when it was seen to have sent something
   std::optional<Instant> held_since;  // its next frame is of a later epoch
   Marks marks;
   std::optional<std::uint64_t> pong;  // `attempt` of the ping to answer
@@ -161,6 +162,8 @@ class LinkFacts {
   void end_offer(StripeEntry& entry);
   // There may be frames to send to this peer.
   void wake(const PeerId& peer);
+  // Longer than heartbeats take, and not yet for the heartbeat timeout. The path may be cut.
+  [[nodiscard]] bool is_silent(const Link& link) const;
   void log(LogLevel level, std::string text);
   // Without the pipe; within this peer's budget.
   [[nodiscard]] std::uint32_t stripes_wanted(const Link& link) const;

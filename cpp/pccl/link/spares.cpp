@@ -19,8 +19,28 @@ void Spares::dial_spares(Link& link) {
   if (link.dialling.offered) return ask_for_stripes(link);
   if (!link.dialling.answered) return;
   const std::size_t wanted = facts_.connections_wanted(link);
-  while (link.stripes.size() + link.spares.open < wanted)
+  const bool silent = facts_.is_silent(link);
+  while ((silent ? 0 : link.stripes.size()) + link.spares.open < wanted) {
     dialler_.dial(link, *link.dialling.answered, link.spares.next_number++, false);
+    // TCP doubles the time between its tries, and its next one may be seconds away when the path
+    // works again. A dial in each tick finds that sooner.
+    if (silent) break;
+  }
+}
+
+void Spares::on_new_stripe(Link& link, std::uint64_t id) {
+  if (!facts_.is_silent(link)) return;
+  link.heard = facts_.at.now;
+  if (facts_.at.joined > link.peer.joined) return dialler_.forget_spares(link);
+  // This end did not sleep, or it would not count the link as silent. So the path was cut.
+  const std::vector<std::uint64_t> stripes = link.stripes;
+  for (const std::uint64_t other : stripes) {
+    const auto it = facts_.stripes.find(other);
+    if (other == id || it == facts_.stripes.end() || it->second.way == Way::memory) continue;
+    const Stripe& stripe = *it->second.stripe;
+    if (stripe.held() || stripe.bytes_received() != it->second.marks.heard) continue;
+    stand_ins_.lose(other, "it stalled, and a new one works");
+  }
 }
 
 // As dial_spares, for a link that only the other end can dial.

@@ -47,6 +47,7 @@ void MasterConnection::connected(std::unique_ptr<io::Socket> socket, const Error
   if (socket != nullptr) {
     connection_ = {};
     connection_.socket = std::move(socket);
+    connection_.socket->try_again_evenly();
     connection_.number = next_number_++;
     engine_.on_control_open(clock_now());
     await_readable();

@@ -206,6 +206,7 @@ void Server::welcome(master::ConnectionId id, std::unique_ptr<io::Socket> socket
   const std::string from = io::plain(socket->remote().address()).to_string();
   Connection& connection = connections_[id];
   connection.socket = std::move(socket);
+  connection.socket->try_again_evenly();
   master_.on_connect(id, from, clock_now());
   await_readable(id, connection);
 }

@@ -19,6 +19,7 @@ void bind_quantize(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_relay(nb::module_& m);
 void bind_schedule(nb::module_& m);
+void bind_silent_link(nb::module_& m);
 void bind_simulation(nb::module_& m);
 void bind_stand_in(nb::module_& m);
 void bind_topology(nb::module_& m);
@@ -42,6 +43,7 @@ NB_MODULE(_testing, m) {
   bind_reduce(m);
   bind_relay(m);
   bind_schedule(m);
+  bind_silent_link(m);
   bind_simulation(m);
   bind_stand_in(m);
   bind_topology(m);
