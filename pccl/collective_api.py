@@ -22,8 +22,8 @@ _No = Literal[False]
 _Yes = Literal[True]
 
 
-class _Gather(TypedDict, total=False):
-    """Those of `allgather`."""
+class _How(TypedDict, total=False):
+    """Those of `allgather` and `alltoall`."""
 
     out: Any
     tag: int | None
@@ -92,11 +92,9 @@ def broadcast(
 
 
 @overload
-def allgather(
-    tree: Any, *, return_info: _Yes, **how: Unpack[_Gather]
-) -> tuple[Any, ReduceInfo]: ...
+def allgather(tree: Any, *, return_info: _Yes, **how: Unpack[_How]) -> tuple[Any, ReduceInfo]: ...
 @overload
-def allgather(tree: Any, *, return_info: _No = False, **how: Unpack[_Gather]) -> Any: ...
+def allgather(tree: Any, *, return_info: _No = False, **how: Unpack[_How]) -> Any: ...
 def allgather(
     tree: Any,
     *,
@@ -184,12 +182,17 @@ def reduce_scatter(
     return _collect("reduce_scatter", kind, run, tree, out, tag, timeout, comm, op=op)
 
 
+@overload
+def alltoall(tree: Any, *, return_info: _Yes, **how: Unpack[_How]) -> tuple[Any, ReduceInfo]: ...
+@overload
+def alltoall(tree: Any, *, return_info: _No = False, **how: Unpack[_How]) -> Any: ...
 def alltoall(
     tree: Any,
     *,
     out: Any = None,
     tag: int | None = None,
     timeout: float | None = None,
+    return_info: bool = False,
     comm: Communicator | None = None,
 ) -> Any:
     """Gives each member its part of every member's `tree`.
@@ -205,10 +208,13 @@ def alltoall(
             itself. Default: new arrays.
         tag: As in `allreduce`.
         timeout: As in `allreduce`.
+        return_info: Also return whose parts they are, and how the operation went.
         comm: Default: the process's communicator.
 
     Returns:
-        `out` if it was given; else the same structure, shapes and kinds of arrays as `tree`.
+        `out` if it was given; else the same structure, shapes and kinds of arrays as `tree`. With
+        return_info=True a pair of that and a `ReduceInfo`, whose `contributors` are in the order of
+        the parts.
 
     Raises:
         PeerLost: A member was lost, or interrupted in this call. Inputs are as before, also where
@@ -217,4 +223,4 @@ def alltoall(
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
     kind, run = general.Kind.ALL_TO_ALL, general.alltoall
-    return _collect("alltoall", kind, run, tree, out, tag, timeout, comm)
+    return _collect("alltoall", kind, run, tree, out, tag, timeout, comm, return_info=return_info)

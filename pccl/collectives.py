@@ -197,8 +197,9 @@ def alltoall(request: Request) -> Any:
     received = _bytes_for(shared, targets)
     staging = Staging(_bytes_of(shared), received, in_place=False)
     _count_writes(targets or ())
-    _run(request, Kind.ALL_TO_ALL, staging, _entries(flat.paths, shared), parts=parts)
-    return _results(request, shared, targets, received)
+    info = _run(request, Kind.ALL_TO_ALL, staging, _entries(flat.paths, shared), parts=parts)
+    result = _results(request, shared, targets, received)
+    return (result, info) if request.return_info else result
 
 
 def _check_whole(leaf: object, func: str, where: str) -> None:

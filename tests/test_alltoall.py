@@ -80,6 +80,19 @@ def test_trees_and_frameworks_keep_their_kinds(group: list[Comm]) -> None:
         )
 
 
+def test_the_info_names_whose_parts_they_are(group: list[Comm]) -> None:
+    world = len(group)
+
+    def call(comm: Comm, rank: int) -> Any:
+        plain, first = pccl.alltoall(sent(rank, world, 5), return_info=True, comm=comm)
+        tree, second = pccl.alltoall({"a": plain}, return_info=True, comm=comm)
+        np.testing.assert_array_equal(tree["a"], sent(rank, world, 5))
+        return [(info.contributors, info.bytes) for info in (first, second)]
+
+    peers = pccl.membership(group[0]).peers
+    assert each(group, call) == [[(peers, 20 * world)] * 2] * world
+
+
 def test_many_arrays_share_segments(group: list[Comm]) -> None:
     world = len(group)
     counts = [1 + 37 * (index % 11) for index in range(200)]
