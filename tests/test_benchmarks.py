@@ -349,6 +349,19 @@ def test_schedules_from_random_parameters_are_compared() -> None:
     assert reductions == ["40", "4", "14"]  # two rounds of 10 and 2, and two of one
 
 
+def test_owners_of_sparse_codes_are_compared_with_gathering() -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, str(BENCHMARKS / "training" / "owners.py"), "--quick"]
+    options = ["--members", "7", "--more", "1", "4", "--ddp"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    names, sent = ([row[at].strip() for row in rows[1:]] for at in (0, 4))
+    sent = [one.replace(",", "") for one in sent]
+    assert names == ["gathered", "owners, 1 times", "owners, 4 times", "data-parallel"]
+    assert int(sent[0]) > int(sent[2]) > int(sent[1]) and not sent[3]
+
+
 def test_training_ends_with_equal_parameters_though_members_are_killed_and_join(
     tmp_path: Path,
 ) -> None:

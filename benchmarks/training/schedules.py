@@ -34,7 +34,7 @@ from report import announce
 
 from pccl.training.diloco.options import Options, Plan
 
-MEMBERS, BATCH = 4, 2
+BATCH = 2
 Arrays = dict[str, torch.Tensor]
 
 
@@ -45,14 +45,14 @@ class Models:
     """
 
     def __init__(self, args: argparse.Namespace, *, ddp: bool) -> None:
-        self._ddp, self._seeds = ddp, args.seeds
+        self._ddp, self._seeds, self._members = ddp, args.seeds, args.members
         self._width, self._layers, self._heads = args.width, args.layers, args.heads
         self._device = torch.device(args.device)
         begun = []
         for seed in range(args.seeds):
             torch.manual_seed(seed)
             model = byte_gpt.ByteGPT(args.width, args.layers, args.heads)
-            begun += [dict(model.named_parameters())] * MEMBERS
+            begun += [dict(model.named_parameters())] * args.members
         self._begun = {
             name: torch.stack([one[name].detach() for one in begun]).to(self._device)
             for name in begun[0]
@@ -63,7 +63,7 @@ class Models:
         self._second = [torch.zeros_like(a) for a in self._begun.values()]
         self._steps = torch.zeros((), device=self._device)
         self.lr = torch.zeros((), device=self._device)
-        shape = (args.seeds * MEMBERS, BATCH, args.context + 1)
+        shape = (args.seeds * args.members, BATCH, args.context + 1)
         self.rows = torch.zeros(shape, dtype=torch.int64, device=self._device)
         self._graph: Any = None
         if self._device.type == "cuda":
@@ -87,7 +87,7 @@ class Models:
 
     def mean(self, array: torch.Tensor) -> torch.Tensor:
         """Each member gets its group's mean."""
-        groups = array.unflatten(0, (self._seeds, MEMBERS))
+        groups = array.unflatten(0, (self._seeds, self._members))
         return groups.mean(1, keepdim=True).expand_as(groups).flatten(0, 1)
 
     def losses(self, arrays: Arrays, rows: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ class Models:
     @torch.no_grad()
     def evaluate(self, arrays: Arrays, test: torch.Tensor) -> list[float]:
         """Bits per byte of each seed, of its first member."""
-        own = {name: array[::MEMBERS] for name, array in arrays.items()}
+        own = {name: array[:: self._members] for name, array in arrays.items()}
         total = torch.zeros(self._seeds, device=self._device)
         for part in test.split(16):
             total += self.losses(own, part.expand(self._seeds, -1, -1)) * len(part)
@@ -163,12 +163,7 @@ def train(
     """One run; `plan`: of DiLoCo. Returns the bits per byte of each seed, and the reductions."""
     examples, test = data(args)
     models.reset()
-    count = args.steps * MEMBERS * BATCH
-    orders = []
-    for seed in range(args.seeds):
-        random = np.random.default_rng(100 + seed)
-        epochs = [random.permutation(len(examples)) for _ in range(count // len(examples) + 1)]
-        orders.append(np.concatenate(epochs)[:count].reshape(args.steps, MEMBERS, BATCH))
+    orders = [order_of(args, 100 + seed, len(examples)) for seed in range(args.seeds)]
     order = torch.from_numpy(np.concatenate(orders, axis=1)).to(args.device)
     outer = {name: array.detach().clone() for name, array in models.arrays.items()}
     velocity = {name: torch.zeros_like(array) for name, array in outer.items()}
@@ -190,6 +185,14 @@ def train(
                 outer[name] -= change
                 array.copy_(outer[name])
     return models.evaluate(models.arrays if plan is None else outer, test), reductions
+
+
+def order_of(args: argparse.Namespace, seed: int, examples: int) -> np.ndarray:
+    """The examples of each step, member and row."""
+    random = np.random.default_rng(seed)
+    count = args.steps * args.members * BATCH
+    epochs = [random.permutation(examples) for _ in range(count // examples + 1)]
+    return np.concatenate(epochs)[:count].reshape(args.steps, args.members, BATCH)
 
 
 @functools.cache
@@ -217,6 +220,7 @@ def main() -> None:
     parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--momentum-from-the-start", action="store_true", help="no plain means")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a tiny model, and few steps")

@@ -16,6 +16,9 @@ _MARGIN = 1.25  # steps of overlap over those that the reduction takes, since bo
 _INTERNET = 1000.0  # Mbit/s below which whole elements are not sent
 # Bytes that a member sends for each parameter and, for sparse codes, each other member.
 _EXACT, _INT8, _SPARSE = 8.0, 2.03, 0.056
+# The same with sparse codes that owners reduce, by the most members: mode "sync", from six on.
+_LEAST_OWNERS = 6
+_OWNED = ((8, 0.225), (16, 0.35), (24, 0.46), (math.inf, 0.55))
 # Sparse codes in short runs, as measured with 30 and 40 rounds of mode "sync": docs/benchmarks.md.
 _SHORT_RUN, _SHORT_RUN_OUTER_LR = 50, 3.0
 
@@ -91,8 +94,11 @@ def preset(
         steps(_INT8 * share),
         steps(_SPARSE * (members - 1)),
     )
-    if compression is not None and sparse <= _WAITED * _MOST_STEPS:
-        found = Keywords(sync_every=waiting(sparse), compression=Sparse())
+    together = sparse
+    if members >= _LEAST_OWNERS:
+        together = steps(share * next(owned for most, owned in _OWNED if members <= most))
+    if compression is not None and together <= _WAITED * _MOST_STEPS:
+        found = Keywords(sync_every=waiting(together), compression=Sparse())
         if rounds is not None and rounds <= _SHORT_RUN:
             found["outer_lr"] = _SHORT_RUN_OUTER_LR
         return found

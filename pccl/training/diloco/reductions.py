@@ -12,10 +12,13 @@ import numpy as np
 
 from pccl import api, collective_api
 from pccl.communicator import Communicator
-from pccl.errors import PeerLost
+from pccl.errors import InvalidUsage, PeerLost
 from pccl.frameworks import Array
 from pccl.quantize import Quantize
 from pccl.training.diloco import robust
+from pccl.training.diloco.exchange import Exchange
+from pccl.training.diloco.options import FUNC, Plan
+from pccl.training.diloco.owners import Owners, owners_for
 from pccl.training.diloco.robust import Robust
 from pccl.training.diloco.sparse import Sparsifier
 from pccl.types import ReduceInfo
@@ -65,7 +68,7 @@ class Flight:
     gathers: bool = False
     names: list[str] = field(default_factory=list)
     taken: dict[str, int] | None = None
-    work: api.Work[Any] | None = None
+    work: api.Work[Any] | Exchange | None = None
     started: float = 0.0
     seen: float = 0.0  # when it was last found to be under way
     info: ReduceInfo | None = None
@@ -80,6 +83,7 @@ class Reductions:
     """Starts reductions and waits for them. `DiLoCo` documents the public attributes."""
 
     _comm: Communicator | None
+    _plan: Plan
     _quantize: Quantize | None
     _robust: Robust | None
 
@@ -132,7 +136,11 @@ class Reductions:
     def _reduce(self, flight: Flight) -> None:
         flight.started = flight.seen = time.perf_counter()
         if flight.gathers:
-            flight.work = collective_api.allgather_async(flight.tree, tag=TAG, comm=self._comm)
+            owners = self._owners(flight)
+            if owners is not None:
+                flight.work = Exchange(owners, flight.tree, TAG, self._comm)
+            else:
+                flight.work = collective_api.allgather_async(flight.tree, tag=TAG, comm=self._comm)
             return
         flight.work = api.allreduce_async(
             flight.tree,
@@ -142,6 +150,18 @@ class Reductions:
             tag=TAG,
             comm=self._comm,
         )
+
+    def _owners(self, flight: Flight) -> Owners | None:
+        """The owners that reduce its codes; None: members gather the codes of all.
+
+        All members decide alike, from sizes and from the membership that their latest call has
+        ended with. Owners cannot reduce in the background, where nobody makes the second call, and
+        `robust` trusts none.
+        """
+        in_background = self._plan.overlap > 0
+        if flight.sparsifier is None or self._robust is not None or in_background:
+            return None
+        return owners_for(flight.sparsifier, api.world_size(self._comm))
 
     def _reduces(self) -> bool:
         """Whether a reduction is in flight. *any thread*"""
@@ -165,6 +185,8 @@ class Reductions:
             self._look()
             while True:
                 assert flight.work is not None
+                if isinstance(flight.work, Exchange) and not together:
+                    raise InvalidUsage.because(FUNC, "interrupted in a reduction: join() first")
                 try:
                     flight.result = self._result(flight, flight.work.wait())
                     break
@@ -206,7 +228,9 @@ class Reductions:
         counted = found["weight"][:, 1].any()
         there = found["weight"][:, 0] > 0
         self._check_weights(np.sum(there & (found["weight"][:, 1] > 0)), np.sum(there))
-        if flight.sparsifier is not None:
+        if isinstance(flight.work, Exchange):
+            made = found["mean"]
+        elif flight.sparsifier is not None:
             made = flight.sparsifier.mean(found["code"], weights, self._robust)
         else:
             assert self._robust is not None

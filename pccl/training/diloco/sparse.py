@@ -82,7 +82,7 @@ def words(how: Sparse) -> str:
     return f" sparse (density={how.density}, chunk={how.chunk}, decay={how.decay})"
 
 
-class _Chunks(NamedTuple):
+class Chunks(NamedTuple):
     """Chunks of one length, one after the other.
 
     Attributes:
@@ -107,32 +107,26 @@ class Sparsifier:
 
     Attributes:
         size: Bytes of a code.
+        runs: The chunks, in order.
         feedback: What was not sent, for all elements in order. It is this member's own.
     """
 
     def __init__(self, how: Sparse, like: Sequence[Array]) -> None:
         self._decay = how.decay
         self._like = [(array.shape, array.dtype, array.size) for array in like]
-        self._runs: list[_Chunks] = []
+        self.runs: list[Chunks] = []
         first = 0
         for array in like:
             whole, rest = divmod(array.size, how.chunk)
             for count, length in ((whole, how.chunk), (1, rest)):
                 if count * length > 0:
                     sent = min(length, max(1, round(how.density * length)))
-                    self._runs.append(_Chunks(first, count, length, sent))
+                    self.runs.append(Chunks(first, count, length, sent))
                     first += count * length
         self.feedback: Array = np.zeros(first, np.result_type(np.float32, *[a.dtype for a in like]))
         self._bits = (how.chunk - 1).bit_length() + 2
-        self._entries = sum(run.chunks * run.sent for run in self._runs)
-        # For each chunk: the index of its first element, its length, and how many of it are sent.
-        rows = [
-            (run.first + run.length * number, run.length, run.sent)
-            for run in self._runs
-            for number in range(run.chunks)
-        ]
-        self._firsts, self._lengths, self._sent = np.array(rows, np.int64).reshape(-1, 3).T
-        self._chunks = len(rows)
+        self._firsts, self._lengths, self._sent = rows_of(self.runs)
+        self._entries, self._chunks = int(self._sent.sum()), self._sent.size
         self._entry_bytes = -(-self._entries * self._bits // 8)
         self.size = self._entry_bytes + 4 * self._chunks
 
@@ -152,22 +146,10 @@ class Sparsifier:
         for gradient in gradients:
             self.feedback[first : first + gradient.size] += gradient.reshape(-1)
             first += gradient.size
-        entries = np.empty(self._entries, np.uint16)
-        levels = np.empty((self._chunks, 2), np.float32)
-        entry = chunk = 0
-        for run in self._runs:
-            step = max(1, _AT_ONCE // run.length)
-            for start in range(0, run.chunks, step):
-                count = min(step, run.chunks - start)
-                begin = run.first + start * run.length
-                block = self.feedback[begin : begin + count * run.length]
-                found, values = _largest(block.reshape(count, run.length), run.sent)
-                entries[entry : entry + found.size] = found.reshape(-1)
-                levels[chunk : chunk + count] = values
-                entry, chunk = entry + found.size, chunk + count
+        entries, levels = take_largest(self.feedback, self.runs)
         code = np.empty(self.size, np.uint8)
-        code[: self._entry_bytes] = _packed(entries, self._bits)
-        code[self._entry_bytes :] = _as_bfloat16(levels).reshape(-1).view(np.uint8)
+        code[: self._entry_bytes] = packed(entries, self._bits)
+        code[self._entry_bytes :] = levels.view(np.uint8)
         return code
 
     @np.errstate(invalid="ignore", over="ignore")
@@ -190,16 +172,19 @@ class Sparsifier:
             if share > 0:
                 places, values = self._decoded(codes[rank], rank)
                 total[places] += values.astype(total.dtype) * total.dtype.type(share)
+        return Mean(self.shaped(total), any(share > 0 for share in shares), limited, whole)
+
+    def shaped(self, elements: Array) -> list[Array]:
+        """Arrays of the pseudo-gradients' shapes and types from all elements in order."""
         made, first = [], 0
         for shape, dtype, size in self._like:
-            made.append(total[first : first + size].astype(dtype, copy=False).reshape(shape))
+            made.append(elements[first : first + size].astype(dtype, copy=False).reshape(shape))
             first += size
-        return Mean(made, any(share > 0 for share in shares), limited, whole)
+        return made
 
     def _shares(self, codes: Array, weights: Sequence[float], robust: Robust | None) -> Shares:
         if robust is None:
-            whole = total_of(weight for weight in weights if weight > 0)
-            return Shares([w / whole if w > 0 else 0.0 for w in weights], [], whole)
+            return plain_shares(weights)
         norms = [
             0.0 if weight == 0 else self._norm(codes[r], r) for r, weight in enumerate(weights)
         ]
@@ -220,16 +205,70 @@ class Sparsifier:
 
     def _decoded(self, code: Array, rank: int) -> tuple[Array, Array]:
         """Places among all elements, and the values there."""
-        entries = _unpacked(code[: self._entry_bytes], self._bits, self._entries)
-        levels = _from_bfloat16(code[self._entry_bytes :]).reshape(-1, 2)
+        entries, levels = self.split(code)
         places = (entries >> 2).astype(np.int64)
         if (places >= np.repeat(self._lengths, self._sent)).any():
-            sentence = f"the code of rank {rank} names a place outside its chunk"
-            raise InvalidArgument.because("diloco", sentence)
+            raise makes_no_sense(rank)
         places += np.repeat(self._firsts, self._sent)
-        chunks = np.repeat(np.arange(self._chunks), self._sent)
-        values = levels[chunks, entries >> 1 & 1]
-        return places, np.where(entries & 1, -values, values)
+        return places, values_of(entries, levels, self._sent)
+
+    def split(self, code: Array) -> tuple[Array, Array]:
+        """The entries of a code, and its levels: two bfloat16 for each chunk."""
+        entries = unpacked(code[: self._entry_bytes], self._bits, self._entries)
+        return entries, np.ascontiguousarray(code[self._entry_bytes :]).view("<u2")
+
+
+def rows_of(runs: Sequence[Chunks]) -> Array:
+    """For each chunk: index of its first element, its length, and how many of it are sent."""
+    rows = np.empty((3, sum(run.chunks for run in runs)), np.int64)
+    chunk = 0
+    for run in runs:
+        some = rows[:, chunk : chunk + run.chunks]
+        some[0] = run.first + run.length * np.arange(run.chunks)
+        some[1:] = [[run.length], [run.sent]]
+        chunk += run.chunks
+    return rows
+
+
+def plain_shares(weights: Sequence[float]) -> Shares:
+    """Each rank's share of a mean by weight."""
+    whole = total_of(weight for weight in weights if weight > 0)
+    return Shares([w / whole if w > 0 else 0.0 for w in weights], [], whole)
+
+
+def makes_no_sense(rank: int) -> InvalidArgument:
+    """The error of a code that nobody can have made."""
+    sentence = f"the code of rank {rank} names a place outside its chunk"
+    return InvalidArgument.because("diloco", sentence)
+
+
+def take_largest(elements: Array, runs: Sequence[Chunks]) -> tuple[Array, Array]:
+    """Entries for the largest elements of each chunk, and the levels of the chunks.
+
+    Their meaning is taken out of `elements`.
+    """
+    entries = np.empty(sum(run.chunks * run.sent for run in runs), np.uint16)
+    levels = np.empty((sum(run.chunks for run in runs), 2), np.float32)
+    entry = chunk = 0
+    for run in runs:
+        step = max(1, _AT_ONCE // run.length)
+        for start in range(0, run.chunks, step):
+            count = min(step, run.chunks - start)
+            begin = run.first + start * run.length
+            block = elements[begin : begin + count * run.length]
+            found, values = _largest(block.reshape(count, run.length), run.sent)
+            entries[entry : entry + found.size] = found.reshape(-1)
+            levels[chunk : chunk + count] = values
+            entry, chunk = entry + found.size, chunk + count
+    return entries, _as_bfloat16(levels).reshape(-1)
+
+
+def values_of(entries: Array, levels: Array, sent: Array) -> Array:
+    """The values that entries stand for, of which each chunk has so many."""
+    chunks = np.repeat(np.arange(sent.size), sent)
+    values = _from_bfloat16(levels.view(np.uint8)).reshape(-1, 2)[chunks, entries >> 1 & 1]
+    signed: Array = np.where(entries & 1, -values, values)
+    return signed
 
 
 def _largest(block: Array, sent: int) -> tuple[Array, Array]:
@@ -267,13 +306,14 @@ def _mean_of(sizes: Array, which: Array) -> Array:
     return np.asarray(total / np.maximum(which.sum(axis=1), 1))
 
 
-def _packed(entries: Array, bits: int) -> Array:
+def packed(entries: Array, bits: int) -> Array:
     """The lowest bits of each entry, one after the other."""
     each = np.unpackbits(entries.astype(">u2").view(np.uint8)).reshape(-1, 16)
     return np.packbits(each[:, 16 - bits :])
 
 
-def _unpacked(packed: Array, bits: int, count: int) -> Array:
+def unpacked(packed: Array, bits: int, count: int) -> Array:
+    """Entries from what `packed` has made of them."""
     each = np.zeros((count, 16), np.uint8)
     each[:, 16 - bits :] = np.unpackbits(packed, count=count * bits).reshape(count, bits)
     entries: Array = np.packbits(each).view(">u2").astype(np.uint16)
