@@ -1,5 +1,5 @@
-// XXH3 for the instruction set of the file that includes this. All of it has internal linkage:
-// xxhash.h does with XXH_INLINE_ALL.
+// XXH3 for the instruction set of the file that includes this. All functions have internal linkage,
+// those of xxHash by XXH_INLINE_ALL.
 #include <xxhash.h>
 
 #include "pccl/digest/xxh3.h"
