@@ -23,22 +23,23 @@ std::string seconds(std::uint32_t milliseconds) {
   return text.substr(0, text.find_last_not_of('0') + 1);
 }
 
-// Why one of the two would take the other for dead. Settings::from has the same rule for one peer.
+// Why one of the two would take the other for dead. A sign of life comes up to a quarter of the
+// interval late.
 std::optional<std::string> clash(const wire::Heartbeats& joining, const std::string& other,
                                  const wire::Heartbeats& others) {
-  const auto rare = [](const wire::Heartbeats& sent, const wire::Heartbeats& awaited) {
-    return 2 * std::uint64_t{sent.interval_ms} > awaited.timeout_ms;
+  const auto late = [](const wire::Heartbeats& sent, const wire::Heartbeats& awaited) {
+    return 5 * std::uint64_t{sent.interval_ms} > 4 * std::uint64_t{awaited.timeout_ms};
   };
   const auto sentence = [](const std::string& sender, std::uint32_t interval,
                            const std::string& receiver, std::uint32_t timeout) {
     return sender + " gives a sign of life every " + seconds(interval) +
-           " s (its PCCL_HEARTBEAT_INTERVAL), which is too rarely for " + receiver +
-           ": silence of " + seconds(timeout) +
-           " s means death there (its PCCL_HEARTBEAT_TIMEOUT), and must be at least twice as long";
+           " s (its PCCL_HEARTBEAT_INTERVAL), and silence of " + seconds(timeout) +
+           " s means death to " + receiver +
+           " (its PCCL_HEARTBEAT_TIMEOUT); set both alike on the master and all peers";
   };
-  if (rare(joining, others))
+  if (late(joining, others))
     return sentence("this peer", joining.interval_ms, other, others.timeout_ms);
-  if (rare(others, joining))
+  if (late(others, joining))
     return sentence(other, others.interval_ms, "this peer", joining.timeout_ms);
   return std::nullopt;
 }
