@@ -79,6 +79,7 @@ def test_peers_that_share_memory_have_nothing_to_measure(run: Run) -> None:
         assert answer["hosts"] == 1
 
 
+@pytest.mark.shared_memory  # a second epoch says who shares it
 def test_pairs_that_the_plan_does_without_are_not_taken_for_broken(run: Run) -> None:
     # Two hosts of two: between them go only the links of the same place.
     peers = [
