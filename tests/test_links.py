@@ -108,7 +108,7 @@ def test_a_path_that_works_again_is_found_before_its_connections_try_again(secon
     link.passes(seconds)
     assert link.working() == 0
     link.heal()
-    link.passes(0.5)
+    link.passes(0.8)
     assert link.working() == link.stand_ins() == STRIPES
     link.passes(60)
     assert (link.working(), link.downs()) == (STRIPES, 0)
@@ -148,6 +148,20 @@ def test_a_peer_that_was_frozen_keeps_its_connections() -> None:
     assert link.stand_ins() <= 1  # the surplus ends, one each second
     link.passes(60)
     assert (link.working(), link.downs()) == (STRIPES, 0)
+
+
+@pytest.mark.parametrize(("newer", "older"), [(1.0, 3.0), (3.0, 1.0), (0.1, 1.0), (1.0, 0.1)])
+def test_ends_with_other_intervals_wait_for_each_other(newer: float, older: float) -> None:
+    link = _testing.SilentLink(newer=newer, older=older)
+    link.passes(60)
+    assert (link.working(), link.dials(), link.stand_ins()) == (STRIPES, STRIPES, 0)
+    link.cut()
+    link.passes(4.0)
+    dials = link.dials()
+    link.heal(resume=True)
+    link.passes(60)
+    assert (link.working(), link.downs()) == (STRIPES, 0)
+    assert dials <= 2 * STRIPES
 
 
 @given(st.lists(st.floats(0.05, 3), max_size=20))

@@ -389,5 +389,5 @@ def frame(
 def greeting(run: int, sender: str, to: str, generation: int) -> bytes:
     """The first message of a peer on a connection to another one."""
     said = struct.pack("<Q", run) + bytes.fromhex(sender) + bytes.fromhex(to)
-    said += struct.pack("<QIBB", generation, 0, 1, 0)
+    said += struct.pack("<QIBBI", generation, 0, 1, 0, 1000)
     return frame(_testing.link_seal, 0, said, len(said))

@@ -409,7 +409,7 @@ def test_handshakes_of_nobody_on_a_peers_port(world: Training) -> None:
         struct.pack("<Q", run)
         + sender
         + to
-        + struct.pack("<QIBB", generation, stripe, keeps, memory)
+        + struct.pack("<QIBBI", generation, stripe, keeps, memory, 1000)
         for run in (0, 1)
         for sender in (me, bytes.fromhex(world.ids[1]), target)
         for to in (target, me)
@@ -429,7 +429,7 @@ def test_handshakes_of_nobody_on_a_peers_port(world: Training) -> None:
     parked = [connect(world.peer) for _ in range(200)]
     for number, stranger in enumerate(parked):
         hello = struct.pack("<Q", 0) + number.to_bytes(16, "big") + target
-        hello += struct.pack("<QIBB", 1, 0, 1, 0)
+        hello += struct.pack("<QIBBI", 1, 0, 1, 0, 1000)
         stranger.sendall(frame(_testing.link_seal, 0, hello, len(hello)))
     world.goes_on()
     for stranger in parked:

@@ -117,7 +117,7 @@ void Dialler::on_dial_failed(std::uint64_t token, const std::string& reason,
   link.note_failure(dial.address, relayed ? "through the master: " + reason : reason);
   std::uint32_t& open = link.open_dials(dial.number);
   if (open > 0) --open;
-  if (dial.number != 0) link.spares.pause_after_failure(facts_.at.now);
+  if (dial.number != 0) facts_.pause_spares(link);
 }
 
 void Dialler::try_address(std::uint64_t question, const wire::Address& address) {

@@ -87,10 +87,12 @@ struct Hello {
   std::uint32_t stripe = 0;      // counts all stripes of the generation; 0 establishes the link
   bool keeps = false;  // both ends keep sent frames until they are confirmed, so that other stripes
                        // can stand in for one that ends; equal on all stripes but pipes
-  bool memory = false;  // the stripe is a pipe
+  bool memory = false;             // the stripe is a pipe
+  std::uint32_t heartbeat_ms = 0;  // the sender's interval between signs of life
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.run, self.from, self.to, self.generation, self.stripe, self.keeps, self.memory);
+    visit(self.run, self.from, self.to, self.generation, self.stripe, self.keeps, self.memory,
+          self.heartbeat_ms);
   }
 };
 

@@ -15,11 +15,12 @@ constexpr std::size_t kMaxHandshakes = 2048;
 constexpr std::size_t kMaxReason = 256;  // bytes of a refusal to report
 constexpr unsigned kRelayStripes = 2;
 
-void greet(Stripe& stripe, FrameType type, const Hello& hello) {
+}  // namespace
+
+void Handshakes::greet(Stripe& stripe, FrameType type, Hello hello) {
+  hello.heartbeat_ms = in_milliseconds(facts_.options.settings.heartbeat_interval);
   stripe.push(make_checked_frame({.type = type}, wire::encoded(hello)));
 }
-
-}  // namespace
 
 StripeEntry& Handshakes::add(std::uint64_t stripe, bool local, Way way) {
   StripeEntry& entry = facts_.stripes[stripe];
@@ -148,6 +149,7 @@ Status Handshakes::on_greeting(StripeEntry& entry, const FrameHeader& header,
   wire::Reader reader(payload);
   reader(hello);
   if (!reader.complete()) return refused("a malformed handshake");
+  entry.their_interval = std::chrono::milliseconds(hello.heartbeat_ms);
   if (!is_greeting) {
     if (hello.from != entry.peer || hello.to != facts_.options.self)
       return refused("another peer answered");
@@ -263,7 +265,8 @@ void Handshakes::establish(StripeEntry& entry) {
   facts_.end_offer(entry);
   const bool ours = entry.phase == StripePhase::said_hello;
   entry.phase = StripePhase::established;
-  entry.heard = entry.spoke = facts_.at.now;
+  entry.established = entry.heard = entry.spoke = facts_.at.now;
+  link.their_interval = entry.their_interval;
   const std::uint64_t id = entry.stripe->id();
   const bool first = entry.hello.stripe == 0;
   if (ours && first && link.is_up()) return facts_.close(id);  // another address was faster
@@ -275,7 +278,7 @@ void Handshakes::establish(StripeEntry& entry) {
   if (ours && entry.way != Way::memory && link.spares.open > 0) --link.spares.open;
   link.spares.pause = {};
   link.spares.next = facts_.at.now;
-  if (entry.way == Way::network) spares_.on_new_stripe(link, id);
+  if (ours && entry.way == Way::network) spares_.on_answered(link);
 }
 
 // `ours`: this end sent the hello.
@@ -349,7 +352,7 @@ void Handshakes::fail_handshake(StripeEntry& entry, Link& link, const std::strin
                    other.peer == entry.peer && other.hello.stripe == 0 && other.way != Way::memory;
           });
     } else {
-      link.spares.pause_after_failure(facts_.at.now);
+      facts_.pause_spares(link);
       // The stripe may be up at the other end, which may have sent frames on it.
       if (link.keeps && link.standby.note_ended(number)) stand_ins_.tell_lost(link, number, 0);
     }

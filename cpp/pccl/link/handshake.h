@@ -30,6 +30,7 @@ class Handshakes {
  private:
   StripeEntry& add(std::uint64_t stripe, bool local, Way way);
   void say_hello(StripeEntry& entry, Link& link, std::uint32_t number, std::uint64_t generation);
+  void greet(Stripe& stripe, FrameType type, Hello hello);  // sets its heartbeat_ms
   void offer(StripeEntry& entry, const Link& link);
   void refuse(StripeEntry& entry);
   void park(StripeEntry& entry);

@@ -143,8 +143,13 @@ void LinkFacts::wake(const PeerId& peer) {
   flush.insert(it->second.stripes.begin(), it->second.stripes.end());
 }
 
-bool LinkFacts::is_silent(const Link& link) const {
-  return at.now - link.heard >= kSilentIntervals * options.settings.heartbeat_interval;
+bool LinkFacts::is_silent(const Link& link, Instant heard) const {
+  const Duration interval = std::max(options.settings.heartbeat_interval, link.their_interval);
+  return at.now - heard >= kSilentIntervals * interval;
+}
+
+void LinkFacts::pause_spares(Link& link) const {
+  if (!is_silent(link, link.heard)) link.spares.pause_after_failure(at.now);
 }
 
 std::uint32_t LinkFacts::stripes_wanted(const Link& link) const {

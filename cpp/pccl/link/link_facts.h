@@ -85,6 +85,7 @@ struct Link {
   bool failed = false;            // see has_failed
   std::uint64_t broke_under = 0;  // abort floor at the latest break: its attempts lack bytes
   Instant heard{};
+  Duration their_interval{};  // between signs of life of the other end
   bool ping_due = false;
   std::optional<Instant> pinged;
   [[nodiscard]] bool is_up() const {
@@ -130,8 +131,10 @@ struct StripeEntry {
   Hello hello;
   wire::Address address;
   Instant deadline{};  // of the handshake
+  Instant established{};
   Instant heard{};
   Instant spoke{};                    // when it was seen to have sent something
+  Duration their_interval{};          // between signs of life of the other end
   std::optional<Instant> held_since;  // its next frame is of a later epoch
   Marks marks;
   std::optional<std::uint64_t> pong;  // `attempt` of the ping to answer
@@ -162,8 +165,10 @@ class LinkFacts {
   void end_offer(StripeEntry& entry);
   // There may be frames to send to this peer.
   void wake(const PeerId& peer);
-  // Longer than heartbeats take, and not yet for the heartbeat timeout. The path may be cut.
-  [[nodiscard]] bool is_silent(const Link& link) const;
+  // Nothing was heard since then for longer than heartbeats take: the path may be cut.
+  [[nodiscard]] bool is_silent(const Link& link, Instant heard) const;
+  // A dial of a stripe after the first has failed. On a silent link this says nothing.
+  void pause_spares(Link& link) const;
   void log(LogLevel level, std::string text);
   // Without the pipe; within this peer's budget.
   [[nodiscard]] std::uint32_t stripes_wanted(const Link& link) const;

@@ -132,13 +132,7 @@ std::optional<Status> LinkTable::on_control(Stripe& from, const FrameHeader& hea
     return from.confirm(header.attempt) ? Status{}
                                         : refused("more frames were confirmed than were sent");
   const PeerId peer = entry.peer;  // a copy: a notice may end this stripe
-  if (header.type == FrameType::lost) {
-    if (const Status status = stand_ins_.on_lost(peer, payload); !status) return status;
-    // The stripe that carried this works, so the link does not end.
-    const auto link = facts_.links.find(peer);
-    if (link != facts_.links.end()) spares_.dial_spares(link->second);
-    return Status{};
-  }
+  if (header.type == FrameType::lost) return stand_ins_.on_lost(peer, payload);
   confirm(from);
   if (header.type == FrameType::wanted) {
     const auto link = facts_.links.find(peer);
@@ -208,7 +202,10 @@ void LinkTable::on_time(const LinkContext& context) {
 void LinkTable::on_tick(const LinkContext& context) {
   facts_.at = context;
   health_.listen();
-  for (auto& [peer, link] : facts_.links) spares_.tune(link);
+  for (auto& [peer, link] : facts_.links) {
+    spares_.end_stalled(link);
+    spares_.tune(link);
+  }
   std::vector<std::uint64_t> late;
   for (const auto& [id, entry] : facts_.stripes)
     if (entry.phase != StripePhase::established && facts_.at.now >= entry.deadline)

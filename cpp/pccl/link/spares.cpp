@@ -7,39 +7,52 @@ namespace pccl::link {
 namespace {
 
 constexpr Duration kTuneWindow = std::chrono::seconds(1);
+// Dials in progress that look for a path: one each tick, until the first ones fail.
+constexpr std::uint32_t kMaxSearches = 16;
 
 }  // namespace
 
 void Spares::dial_spares(Link& link) {
+  const bool silent = facts_.is_silent(link, link.heard);
   if (link.phase != LinkPhase::up || !link.keeps || facts_.at.joined <= link.peer.joined ||
-      facts_.at.now < link.spares.next)
+      (facts_.at.now < link.spares.next && !silent))
     return;
   if (link.relay.used && facts_.at.now >= link.relay_time(facts_.at))
     return dialler_.ask_for_relay(link);
   if (link.dialling.offered) return ask_for_stripes(link);
   if (!link.dialling.answered) return;
   const std::size_t wanted = facts_.connections_wanted(link);
-  const bool silent = facts_.is_silent(link);
-  while ((silent ? 0 : link.stripes.size()) + link.spares.open < wanted) {
+  const auto dial = [&] {
     dialler_.dial(link, *link.dialling.answered, link.spares.next_number++, false);
+  };
+  if (silent) {
     // TCP doubles the time between its tries, and its next one may be seconds away when the path
     // works again. A dial in each tick finds that sooner.
-    if (silent) break;
+    if (link.spares.open < kMaxSearches && link.stripes.size() < 2 * wanted) dial();
+    return;
   }
+  while (link.stripes.size() + link.spares.open < wanted) dial();
 }
 
-void Spares::on_new_stripe(Link& link, std::uint64_t id) {
-  if (!facts_.is_silent(link)) return;
+void Spares::on_answered(Link& link) {
+  if (!facts_.is_silent(link, link.heard)) return;
   link.heard = facts_.at.now;
-  if (facts_.at.joined > link.peer.joined) return dialler_.forget_spares(link);
-  // This end did not sleep, or it would not count the link as silent. So the path was cut.
+  dialler_.forget_spares(link);
+}
+
+void Spares::end_stalled(Link& link) {
+  if (!link.is_up() || !link.keeps || facts_.at.joined >= link.peer.joined) return;
+  Instant newest{};
+  for (const std::uint64_t id : link.stripes) {
+    const StripeEntry& entry = facts_.stripes.at(id);
+    if (entry.way == Way::network) newest = std::max(newest, entry.established);
+  }
   const std::vector<std::uint64_t> stripes = link.stripes;
-  for (const std::uint64_t other : stripes) {
-    const auto it = facts_.stripes.find(other);
-    if (other == id || it == facts_.stripes.end() || it->second.way == Way::memory) continue;
-    const Stripe& stripe = *it->second.stripe;
-    if (stripe.held() || stripe.bytes_received() != it->second.marks.heard) continue;
-    stand_ins_.lose(other, "it stalled, and a new one works");
+  for (const std::uint64_t id : stripes) {
+    const auto it = facts_.stripes.find(id);
+    if (it == facts_.stripes.end() || it->second.way == Way::memory) continue;
+    if (newest > it->second.heard && facts_.is_silent(link, it->second.heard))
+      stand_ins_.lose(id, "it stalled, and a new one works");
   }
 }
 

@@ -19,10 +19,11 @@ class Spares {
   void dial_spares(Link& link);
   // The other end, which cannot dial, requests stripes.
   [[nodiscard]] Status on_wanted(Link& link, std::uint32_t count);
-  // A stripe after the first is up. If nothing was heard on the link for long, its path was cut and
-  // works again, and the stripes on it wait for TCP. The end that accepts them ends them, and the
-  // other one follows.
-  void on_new_stripe(Link& link, std::uint64_t id);
+  // A stripe that this end has dialled is up. If the link was silent, its path works again.
+  void on_answered(Link& link);
+  // Ends stripes on which nothing is heard while a newer one works: they wait for TCP. The end that
+  // accepts stripes does so at each tick, and the other one follows.
+  void end_stalled(Link& link);
   // Measures the link's rate with its present stripes, and changes their number.
   void tune(Link& link);
 

@@ -165,8 +165,8 @@ class World {
              std::uint32_t number, bool keeps, bool memory) {
     link::FrameHeader header;
     header.type = link::FrameType::hello;
-    const wire::Bytes payload =
-        wire::encoded(link::Hello{kRun, peer(from), peer(1), generation, number, keeps, memory});
+    const wire::Bytes payload = wire::encoded(
+        link::Hello{kRun, peer(from), peer(1), generation, number, keeps, memory, 1000});
     send(stripe, header, payload, false);
   }
 

@@ -28,10 +28,10 @@ constexpr pccl::Duration kDialTimeout = std::chrono::seconds(3);
 // One end. It has no data to send.
 class LinkEnd final : private pccl::link::Traffic {
  public:
-  LinkEnd(std::uint8_t self, std::uint8_t other)
+  LinkEnd(std::uint8_t self, std::uint8_t other, double interval)
       : number_(self),
         other_{pccl::tests::peer(other), other, {{"192.0.2.1", 1}}, {}},
-        table_{{pccl::tests::peer(self), {}, {}}, *this} {
+        table_{options(self, interval), *this} {
     table_.begin_epoch(context());
     table_.want({{other_.id, {other_, true, false}}}, {other_.id}, context());
   }
@@ -57,6 +57,12 @@ class LinkEnd final : private pccl::link::Traffic {
   void ping() { table_.ping(other_.id); }
 
  private:
+  static pccl::link::LinkOptions options(std::uint8_t self, double interval) {
+    pccl::link::LinkOptions options{pccl::tests::peer(self), {}, {}};
+    options.settings.heartbeat_interval =
+        std::chrono::round<pccl::Duration>(std::chrono::duration<double>(interval));
+    return options;
+  }
   pccl::link::Placement place(pccl::link::Stripe&, const pccl::link::FrameHeader&) override {
     return {};
   }
@@ -85,6 +91,8 @@ class LinkEnd final : private pccl::link::Traffic {
 
 class SilentLink {
  public:
+  // Seconds between signs of life.
+  SilentLink(double newer, double older) : older_(1, 2, older), newer_(2, 1, newer) {}
   void passes(double seconds) {
     const pccl::Instant end =
         now_ + std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
@@ -222,8 +230,8 @@ class SilentLink {
   };
   pccl::Instant now_{std::chrono::hours(1)};
   std::uint64_t step_ = 0;
-  LinkEnd older_{1, 2};
-  LinkEnd newer_{2, 1};
+  LinkEnd older_;
+  LinkEnd newer_;
   std::map<std::uint64_t, bool> connections_;  // by the number of their stripes: stalled
   std::vector<Dial> open_;
   std::deque<std::uint64_t> accepted_;  // by the older peer's kernel
@@ -238,7 +246,7 @@ class SilentLink {
 void bind_silent_link(nb::module_& m);
 void bind_silent_link(nb::module_& m) {
   nb::class_<SilentLink>(m, "SilentLink")
-      .def(nb::init<>())
+      .def(nb::init<double, double>(), "newer"_a = 1.0, "older"_a = 1.0)
       .def("passes", &SilentLink::passes, "seconds"_a)
       .def("cut", &SilentLink::cut)
       .def("heal", &SilentLink::heal, "resume"_a = false)
