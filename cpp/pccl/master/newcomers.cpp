@@ -72,7 +72,10 @@ std::optional<std::string> Newcomers::refusal_of(const wire::Join& join, const S
                                 in_milliseconds(context_.options.heartbeat_timeout)};
   if (auto why = clash(join.heartbeats, "the master", master)) return why;
   for (const auto* peers : {&peers_.members, &peers_.candidates}) {
+    // Nobody has let newcomers in yet, so they count only for those that would found a group.
+    if (peers == &peers_.candidates && !peers_.members.empty()) break;
     for (const Peer& other : *peers) {
+      if (other.connection == 0) continue;  // it may never return
       const std::string name = "peer " + peers_.shown(other.member.id);
       if (auto why = clash(join.heartbeats, name, other.heartbeats)) return why;
     }

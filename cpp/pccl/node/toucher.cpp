@@ -54,7 +54,8 @@ BufferPtr Toucher::next() {
 
 void Toucher::work() {
   while (const BufferPtr memory = next()) {
-    for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1; at += kTouchBytes)
+    for (std::size_t at = 0; at < memory->size() && memory.use_count() > 1 && !stopped_;
+         at += kTouchBytes)
       os::touch_pages(memory->data() + at, std::min(kTouchBytes, memory->size() - at));
   }
 }

@@ -2,6 +2,7 @@
 // takes about as long as a copy to it, so the thread that receives would take twice as long.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -32,9 +33,9 @@ class Toucher {
   std::mutex mutex_;
   // Under the lock:
   std::deque<BufferPtr> memory_;
-  std::thread thread_;    // ends when no memory is left
-  bool working_ = false;  // the thread will look at memory_ again
-  bool stopped_ = false;
+  std::thread thread_;                 // ends when no memory is left
+  bool working_ = false;               // the thread will look at memory_ again
+  std::atomic<bool> stopped_ = false;  // read without it, too
 };
 
 }  // namespace pccl::node
