@@ -120,6 +120,7 @@ def methods(folder: Path) -> list[str]:
     """The names that a communicator of the pccl installed there has."""
     asked = subprocess.run(
         [sys.executable, "-c", "import pccl; print(*dir(pccl.Communicator))"],
+        cwd=folder,  # where Python looks first
         env={**os.environ, "PYTHONPATH": str(folder)},
         check=True,
         capture_output=True,
@@ -265,6 +266,8 @@ def main() -> int:
         os.environ.pop(name, None)
     folders = installed(options.commit)
     rows = possible(rows, methods(folders[1]), options.commit)
+    if not rows:
+        raise SystemExit("no row is left")
     print(f"{'this tree over ' + options.commit:44} {'ms':>10} {'ratio':>8} (quartiles)")
     results: list[dict[str, Any]] = []
     slower: list[str] = []

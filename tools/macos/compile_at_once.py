@@ -23,10 +23,13 @@ def units(build: Path, targets: list[str]) -> list[list[str]]:
     """The commands to compile these targets, or everything."""
     merged: dict[tuple[str, ...], list[str]] = {}
     alone = []
+    seen = set()
     for entry in json.loads((build / "compile_commands.json").read_text()):
         words = shlex.split(entry["command"])
         at = words.index("-o")
-        if targets and Path(words[at + 1]).parts[1].removesuffix(".dir") not in targets:
+        target = Path(words[at + 1]).parts[1].removesuffix(".dir")
+        seen.add(target)
+        if targets and target not in targets:
             continue
         options = tuple(words[:at])  # then: -o OBJECT -c SOURCE
         if Path(entry["file"]).name.startswith("unity_"):
@@ -38,6 +41,8 @@ def units(build: Path, targets: list[str]) -> list[list[str]]:
         unit = build / f"unit-{number}.cpp"
         unit.write_text("".join(f'#include "{file}"\n' for file in files))
         made.append([*options, "-o", str(unit.with_suffix(".o")), "-c", str(unit)])
+    if not made or (missing := set(targets) - seen):
+        raise SystemExit(f"nothing to compile for {sorted(missing) if made else build}")
     return made + alone
 
 

@@ -137,7 +137,7 @@ class DiLoCo(Joining):
         info: The latest reduction's `pccl.ReduceInfo`: bytes sent and received, members; None
             before the first since joining.
         sync_info: The latest sync's `pccl.SyncInfo`; None before.
-        tx_bytes: Bytes that this member's reductions sent in all.
+        tx_bytes: Bytes that this member's reductions sent in all, in their last runs.
         reduction_seconds: Seconds that reductions have taken in all. While nobody waits for a
             reduction, it counts up to the last `step` that found it under way.
         waited_seconds: The part of it that this member has waited.
@@ -433,6 +433,7 @@ class DiLoCo(Joining):
         inner optimizer's state.
 
         Raises:
+            InvalidUsage: This member was interrupted in a reduction that two calls make.
             PCCLError: A reduction in flight failed.
         """
         for flight in self._flying.values():

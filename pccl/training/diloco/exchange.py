@@ -9,7 +9,7 @@ import numpy as np
 
 from pccl import api, collective_api
 from pccl.communicator import Communicator
-from pccl.errors import PeerLost
+from pccl.errors import InvalidArgument, PeerLost
 from pccl.frameworks import Array
 from pccl.training.diloco.owners import Owners
 from pccl.training.diloco.robust import Mean
@@ -56,11 +56,14 @@ class Exchange:
         owners, size = self._owners, self._owners.members
         parts = owners.parts(self._tree["code"])
         weight = np.tile(self._tree["weight"], (size, 1))
-        if api.world_size(self._comm) != size:  # a call of another thread has ended meanwhile
-            raise _lost()
-        found, first = collective_api.alltoall(
-            {"part": parts, "weight": weight}, tag=self._tag, return_info=True, comm=self._comm
-        )
+        try:
+            found, first = collective_api.alltoall(
+                {"part": parts, "weight": weight}, tag=self._tag, return_info=True, comm=self._comm
+            )
+        except InvalidArgument:
+            if api.world_size(self._comm) == size:
+                raise
+            raise _lost() from None  # a call of another thread has ended meanwhile
         group = api.membership(self._comm)
         rank = first.contributors.index(group.peers[group.rank])
         shares = plain_shares(found["weight"][:, 0].tolist())
@@ -84,4 +87,6 @@ _ADDED = ("tx_bytes", "rx_bytes", "bytes", "seconds", "waiting_seconds", "moving
 
 
 def _lost() -> PeerLost:
-    return PeerLost.because("diloco", "a member was lost between two calls of a reduction")
+    return PeerLost.because(
+        "diloco", "a member was lost before or between the two calls of a reduction"
+    )

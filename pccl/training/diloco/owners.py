@@ -194,7 +194,7 @@ def owners_for(sparsifier: Sparsifier, members: int) -> Owners | None:
     A second call takes a round trip more, and a second code rounds a second time.
     """
     elements, sent = sparsifier.feedback.size, sum(run.chunks * run.sent for run in sparsifier.runs)
-    if members < 2 or _LEAST_ELEMENTS * sent > elements:
+    if members < 2 or sent == 0 or _LEAST_ELEMENTS * sent > elements:
         return None
     owners = Owners(sparsifier, members)
     saves = 5 * (owners.part_bytes + owners.code_bytes) <= 3 * sparsifier.size

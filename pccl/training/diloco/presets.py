@@ -16,7 +16,8 @@ _MARGIN = 1.25  # steps of overlap over those that the reduction takes, since bo
 _INTERNET = 1000.0  # Mbit/s below which whole elements are not sent
 # Bytes that a member sends for each parameter and, for sparse codes, each other member.
 _EXACT, _INT8, _SPARSE = 8.0, 2.03, 0.056
-# The same with sparse codes that owners reduce, by the most members: mode "sync", from six on.
+# Where owners reduce sparse codes (mode "sync", six members or more): up to so many members, bytes
+# per parameter.
 _LEAST_OWNERS = 6
 _OWNED = ((8, 0.225), (16, 0.35), (24, 0.46), (math.inf, 0.55))
 # Sparse codes in short runs, as measured with 30 and 40 rounds of mode "sync": docs/benchmarks.md.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +70,7 @@ class Flight:
     taken: dict[str, int] | None = None
     work: api.Work[Any] | Exchange | None = None
     started: float = 0.0
+    restarts: int = 0  # after losses and interrupts of other members
     seen: float = 0.0  # when it was last found to be under way
     info: ReduceInfo | None = None
 
@@ -116,6 +117,7 @@ class Reductions:
     ) -> Flight:
         """A weight of 0 takes part without counting. `tokens`: whether it is a number of tokens."""
         flight = Flight(due, weight=weight or _UNCOUNTED, taken=taken)
+        flight.started = time.perf_counter()
         flight.names = list(gradients)
         flight.gathers = bool(self._sparsifiers) or self._robust is not None
         if self._sparsifiers:
@@ -134,7 +136,7 @@ class Reductions:
         return flight
 
     def _reduce(self, flight: Flight) -> None:
-        flight.started = flight.seen = time.perf_counter()
+        flight.seen = time.perf_counter()
         if flight.gathers:
             owners = self._owners(flight)
             if owners is not None:
@@ -186,20 +188,25 @@ class Reductions:
             while True:
                 assert flight.work is not None
                 if isinstance(flight.work, Exchange) and not together:
-                    raise InvalidUsage.because(FUNC, "interrupted in a reduction: join() first")
+                    sentence = (
+                        "interrupted in a reduction, with which the others go on: join() anew"
+                    )
+                    raise InvalidUsage.because(FUNC, sentence)
                 try:
                     flight.result = self._result(flight, flight.work.wait())
                     break
                 except PeerLost:  # another member was interrupted; all learn it in the same order
                     if not together:
                         raise
+                    flight.restarts += 1
                     self._reduce(flight)
             # One that was over counts up to where it was last seen, so `hidden` is never too high.
             if flight.seen >= waiting:
                 flight.seen = time.perf_counter()
                 self.waited_seconds += flight.seen - waiting
             self.reduction_seconds += flight.seen - flight.started
-            self.info = flight.info = flight.work.info
+            info = flight.work.info
+            self.info = flight.info = replace(info, attempts=info.attempts + flight.restarts)
             self.tx_bytes += self.info.tx_bytes
             flight.work, flight.tree, flight.given = None, {}, None
         return flight.result
