@@ -37,8 +37,8 @@ static_assert(same(pcclSum, ReduceOp::sum) && same(pcclAvg, ReduceOp::avg) &&
               same(pcclMin, ReduceOp::min));
 
 template <class Enum>
-bool within(Enum value, Enum last) {
-  return static_cast<int>(value) >= 0 && static_cast<int>(value) <= static_cast<int>(last);
+bool within(Enum value, Enum most) {
+  return static_cast<int>(value) >= 0 && static_cast<int>(value) <= static_cast<int>(most);
 }
 
 template <class Enum>
