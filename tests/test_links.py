@@ -156,7 +156,7 @@ def test_ends_with_other_intervals_wait_for_each_other(newer: float, older: floa
     link.passes(60)
     assert (link.working(), link.dials(), link.stand_ins()) == (STRIPES, STRIPES, 0)
     link.cut()
-    link.passes(4.0)
+    link.passes(2.0)
     dials = link.dials()
     link.heal(resume=True)
     link.passes(60)
