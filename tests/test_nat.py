@@ -247,7 +247,8 @@ def until(worker: Worker, size: int, timeout: float = 60) -> list[dict[str, Any]
 def over_the_outage(worker: Worker) -> list[dict[str, Any]]:
     """Its steps, up to the first among three after the one that took long."""
     steps = until(worker, 3)
-    while steps[-1]["took"] < 1 and steps[-1]["size"] == 3:
+    # New connections are looked for after two intervals of silence.
+    while steps[-1]["took"] < 0.4 and steps[-1]["size"] == 3:
         steps += [worker.next()]
         if steps[-1]["event"] != "step":
             return steps
