@@ -198,22 +198,6 @@ def test_halves_of_two_go_from_one_to_the_other_whoever_owns_what() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("hosts", "most", "size"),
-    [
-        ([], 512 << 10, 64 << 10),
-        ([0, 1, 2], 512 << 10, 64 << 10),
-        ([0, 0, 1], 512 << 10, 64 << 10),
-        ([0, 0, 0], 512 << 10, 512 << 10),
-        ([0, 1, 2], 4096, 4096),
-    ],
-)
-def test_segments_between_hosts_are_small_without_measurements(
-    hosts: list[int], most: int, size: int
-) -> None:
-    assert _testing.plain_segment(3, hosts, most) == size
-
-
 def test_alone_and_on_one_host_the_plan_is_as_ever() -> None:
     assert chosen(([(5, 5)], [(False, 0, 0, 0)]))[1] == ""
     plan, why, _ = chosen(even(3), set(), [0, 0, 0])

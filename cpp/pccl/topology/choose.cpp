@@ -22,8 +22,6 @@ constexpr double kClose = 1.03;
 constexpr double kUnsure = 1.25;
 // Shares are rounded to multiples of 1 / kShareUnits of the array.
 constexpr std::uint32_t kShareUnits = 1 << 16;
-// The least size of segments.
-constexpr std::uint32_t kLeastSegment = 64 << 10;
 // The largest size that is considered. Larger ones are treated alike.
 constexpr std::uint64_t kLargestStep = std::uint64_t{1} << 32;
 
@@ -122,20 +120,16 @@ std::string described(const Candidate& candidate, const std::vector<std::uint32_
   return text + ", shares of " + list(percent, "/") + " %";
 }
 
-// The segment size without measurements. Links between hosts may be slow.
-std::uint32_t plain_segment(const Situation& situation, std::size_t hosts) {
-  return hosts > 1 ? std::min(situation.segment_bytes, kLeastSegment) : situation.segment_bytes;
-}
-
 // The segment size: at most 20 ms on one of the 16 connections of the slowest link. Segments are
 // sent in parallel, one on each connection. A segment is combined and sent on only as a whole, and
 // in the end all sites wait for the slowest connection.
 std::uint32_t segment_for(const Network& network, std::uint32_t most) {
   constexpr double kLongest = 0.02 / 16;
+  constexpr std::uint32_t kLeast = 64 << 10;
   double slowest = kInfinity;
   for (std::size_t site = 0; site < network.size(); ++site)
     slowest = std::min({slowest, network.up[site], network.down[site]});
-  std::uint32_t bytes = kLeastSegment;
+  std::uint32_t bytes = kLeast;
   while (bytes < most && 2.0 * bytes <= slowest * kLongest) bytes *= 2;
   return std::min(bytes, most);
 }
@@ -420,17 +414,17 @@ class Chooser {
 }  // namespace
 
 std::optional<Choice> choose(const Situation& situation) {
+  const std::optional<wire::Plan> plain =
+      make_plan(situation.world, situation.segment_bytes, situation.unusable, situation.hosts,
+                situation.thresholds);
+  if (!plain) return std::nullopt;
+  const Choice as_ever{*plain, {}};
   const std::size_t n = situation.world;
+  if (n < 2 || situation.rates.hosts.size() != n || situation.rates.links.size() != n * n)
+    return as_ever;
   std::vector<std::uint32_t> ranks(n);
   std::iota(ranks.begin(), ranks.end(), 0U);
   const HostRanks together = by_host(ranks, situation.hosts);
-  const std::uint32_t segment = plain_segment(situation, together.size());
-  const std::optional<wire::Plan> plain = make_plan(situation.world, segment, situation.unusable,
-                                                    situation.hosts, situation.thresholds);
-  if (!plain) return std::nullopt;
-  const Choice as_ever{*plain, {}};
-  if (n < 2 || situation.rates.hosts.size() != n || situation.rates.links.size() != n * n)
-    return as_ever;
   if (together.size() < 2) return as_ever;  // no network is used
   const bool several =
       std::ranges::any_of(together, [](const auto& there) { return there.size() > 1; });
@@ -440,8 +434,8 @@ std::optional<Choice> choose(const Situation& situation) {
   avoid.insert(situation.unusable.begin(), situation.unusable.end());
   if (auto choice = Chooser(situation, *plain, sites, crowded, avoid).run()) return choice;
   if (avoid == situation.unusable) return as_ever;
-  if (auto without =
-          make_plan(situation.world, segment, avoid, situation.hosts, situation.thresholds))
+  if (auto without = make_plan(situation.world, situation.segment_bytes, avoid, situation.hosts,
+                               situation.thresholds))
     return Choice{std::move(*without), "no ring avoids all pairs that could not connect"};
   // A connection that failed once may succeed later.
   Situation hopeful = situation;

@@ -16,7 +16,7 @@ namespace pccl::topology {
 // The input of a plan.
 struct Situation {
   std::uint32_t world = 0;
-  std::uint32_t segment_bytes = 0;   // maximum; less where links may be slow
+  std::uint32_t segment_bytes = 0;   // maximum; less where links are known to be slow
   std::set<Edge> unusable;           // links that the plan must not use
   std::vector<std::uint32_t> hosts;  // by rank; empty: unknown
   wire::RateTable rates;             // for `world` ranks, or empty

@@ -111,11 +111,6 @@ nb::object plain_plan(std::uint32_t world, const Pairs& unusable, const Ranks& h
   return nb::make_tuple(nb::cast(to_python(*plan)), nb::cast(topology::edges(*plan)));
 }
 
-// The size of segments without measurements.
-std::uint32_t plain_segment(std::uint32_t world, const Ranks& hosts, std::uint32_t most) {
-  return topology::choose({world, most, {}, hosts, {}, {}})->plan.segment_bytes;
-}
-
 // (plan, why, links used), or None.
 nb::object choose_plan(const Table& table, const Pairs& unusable, const Ranks& hosts,
                        std::uint32_t mesh) {
@@ -284,7 +279,6 @@ class Planner {
 void bind_topology(nb::module_& m) {
   m.def("plain_plan", &plain_plan, "world"_a, "unusable"_a = Pairs(), "hosts"_a = Ranks(),
         "mesh"_a = topology::kMaxMesh);
-  m.def("plain_segment", &plain_segment, "world"_a, "hosts"_a, "most"_a);
   m.def("choose_plan", &choose_plan, "table"_a, "unusable"_a = Pairs(), "hosts"_a = Ranks(),
         "mesh"_a = topology::kMaxMesh);
   m.def("plan_flows", &plan_flows, "plan"_a, "bytes"_a, "rank"_a, "kind"_a = 0);
