@@ -25,13 +25,13 @@ from diloco_run import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from members import Members, results
 from programs import diloco_member as member
 from programs import diloco_owners as shell
 from programs import diloco_watching as watching
 from programs.diloco_member import fresh
 from test_diloco_quorum import QUORUM
+from test_diloco_sparse import LISTS, SETTINGS
 from workers import Run, Worker
 
 import pccl
@@ -42,18 +42,6 @@ from pccl.training.diloco.owners import Owners, owners_for
 from pccl.training.diloco.sparse import Sparsifier, plain_shares, take_largest
 
 Array = npt.NDArray[Any]
-
-FINITE = st.floats(-1e6, 1e6, width=32)
-LISTS = st.lists(
-    arrays.arrays(np.float32, arrays.array_shapes(max_dims=2, max_side=40), elements=FINITE),
-    min_size=1,
-    max_size=4,
-)
-SETTINGS = st.builds(
-    Sparse,
-    density=st.sampled_from([0.001, 1 / 32, 0.3, 1.0]),
-    chunk=st.sampled_from([64, 256, 16384]),
-)
 
 
 def flat(parts: Sequence[Array]) -> Array:
