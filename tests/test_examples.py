@@ -456,7 +456,9 @@ def test_a_byte_gpt_that_trains_writes_text_elsewhere(tmp_path: Path, printed: b
             join = {name: shown[name] for name in ("PCCL_MASTER", "PCCL_SECRET")}
         crowd.begin(serve, **join)
         if printed:
-            first, second = (crowd.hear(r"revision \d+: 'def main\(.*'") for _ in range(2))
+            # repr uses double quotes for a text that has an apostrophe
+            written = r"""revision \d+: ['"]def main\(.*['"]"""
+            first, second = (crowd.hear(written) for _ in range(2))
             assert first.split(":")[0] != second.split(":")[0]
             return
         address = crowd.hear(r"http://127.0.0.1:\d+")
