@@ -55,9 +55,10 @@ class Row(NamedTuple):
         return f"{self.transport}, {self.world} ranks, {self.case}, {size_name(self.bytes)}"
 
     @property
-    def method(self) -> str:
-        """The method of a communicator that it calls and that older commits may not have."""
-        return next((name for name in COLLECTIVES if self.case.startswith(name)), "all_reduce")
+    def needs(self) -> set[str]:
+        """The method of a communicator and the settings, which older commits may lack."""
+        method = next((name for name in COLLECTIVES if self.case.startswith(name)), "all_reduce")
+        return {method, *SETTINGS[self.transport]}
 
 
 ROWS = [
@@ -116,8 +117,8 @@ def installed(commit: str) -> tuple[Path, Path]:
     return own, other
 
 
-def methods(folder: Path) -> list[str]:
-    """The names that a communicator of the pccl installed there has."""
+def abilities(folder: Path) -> set[str]:
+    """The methods of a communicator and the settings of the pccl installed there that rows need."""
     asked = subprocess.run(
         [sys.executable, "-c", "import pccl; print(*dir(pccl.Communicator))"],
         cwd=folder,  # where Python looks first
@@ -126,15 +127,24 @@ def methods(folder: Path) -> list[str]:
         capture_output=True,
         text=True,
     )
-    return asked.stdout.split()
+    settings = {name for chosen in SETTINGS.values() for name in chosen}
+    files = [path.read_bytes() for path in (folder / "pccl").rglob("*") if path.is_file()]
+    return {
+        *asked.stdout.split(),
+        *(name for name in settings if any(name.encode() in file for file in files)),
+    }
 
 
-def possible(rows: list[Row], there: list[str], commit: str) -> list[Row]:
-    """Those that need only the methods that are there. Says which others are left out."""
+def possible(rows: list[Row], there: set[str], commit: str) -> list[Row]:
+    """Those that need only what is there. Says which others are left out."""
+    left = []
     for row in rows:
-        if row.method not in there:
-            print(f"{row.name}: left out, since {commit} has no {row.method}")
-    return [row for row in rows if row.method in there]
+        lacks = sorted(row.needs - there)
+        if lacks:
+            print(f"{row.name}: left out, since {commit} has no {lacks[0]}")
+        else:
+            left.append(row)
+    return left
 
 
 class Sides:
@@ -265,7 +275,7 @@ def main() -> int:
     for name in ("PYTHONPATH", "PCCL_SECRET", "PCCL_SECRET_FILE"):
         os.environ.pop(name, None)
     folders = installed(options.commit)
-    rows = possible(rows, methods(folders[1]), options.commit)
+    rows = possible(rows, abilities(folders[1]), options.commit)
     if not rows:
         raise SystemExit("no row is left")
     print(f"{'this tree over ' + options.commit:44} {'ms':>10} {'ratio':>8} (quartiles)")

@@ -543,16 +543,20 @@ def test_two_trees_are_measured_in_turns(transport: str, monkeypatch: pytest.Mon
     assert "ranks, tree, 64 KiB" in check.line_of(*found[1])
 
 
-def test_rows_that_the_other_commit_has_no_method_for_are_left_out(
+def test_rows_that_the_other_commit_cannot_do_are_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there = check.methods(Path(pccl.__file__).resolve().parent.parent)
-    assert {"all_reduce", "all_to_all"} <= set(there)
-    there.remove("all_to_all")
-    cases = ("pccl", "sync", "all_to_all pccl")
-    rows = [check.Row("memory", 2, case, 4) for case in cases]
+    there = check.abilities(Path(pccl.__file__).resolve().parent.parent)
+    assert {"all_reduce", "all_to_all", "PCCL_SECRET", "PCCL_THREADS"} <= there
+    there -= {"all_to_all", "PCCL_THREADS"}
+    chosen = [("memory", "sync"), ("tls", "pccl"), ("tcp", "all_to_all pccl")]
+    chosen += [("tcp, 2 threads", "pccl")]
+    rows = [check.Row(transport, 2, case, 4) for transport, case in chosen]
     assert check.possible(rows, there, "v0") == rows[:2]
-    assert capsys.readouterr().out == f"{rows[2].name}: left out, since v0 has no all_to_all\n"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{rows[2].name}: left out, since v0 has no all_to_all",
+        f"{rows[3].name}: left out, since v0 has no PCCL_THREADS",
+    ]
 
 
 def test_what_cannot_be_checked_is_named() -> None:
