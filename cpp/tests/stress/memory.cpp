@@ -82,11 +82,11 @@ class Bell {
     rung_.store(true, std::memory_order_relaxed);
   }
   // Returns when it has rung, or at `until`. Fails the run if it rings too late.
-  void wait(std::optional<Instant> until) {
+  void wait(Instant until) {
     const Instant begin = steady_clock::now();
     while (!rung_.exchange(false, std::memory_order_relaxed)) {
       const Instant now = steady_clock::now();
-      if (until && now >= *until) break;
+      if (now >= until) break;
       if (now - begin > kLost) fail("a wake-up was lost");
       std::this_thread::yield();
     }
@@ -357,9 +357,8 @@ class Rank final : public memory::LocalHost {
 
   void sleep(Instant now) {
     // The deadline of a sleep that somebody must ring is later, and not waited for.
-    std::optional<Instant> until = group_.next_deadline();
-    if (until && *until - now > 10 * kPatience) until.reset();
-    world_.bells.at(rank_).wait(until);
+    const Instant until = group_.next_deadline().value_or(Instant::max());
+    world_.bells.at(rank_).wait(until - now > 10 * kPatience ? Instant::max() : until);
   }
 
   World& world_;
@@ -388,7 +387,7 @@ class End {
     while (sent_ < bytes || read_ < bytes) {
       const bool moved = (sent_ < bytes && write(bytes)) | (read_ < bytes && read());
       if (pipe_.must_ring()) theirs_.ring();
-      if (!moved && pipe_.fall_asleep(read_ < bytes, sent_ < bytes)) mine_.wait(std::nullopt);
+      if (!moved && pipe_.fall_asleep(read_ < bytes, sent_ < bytes)) mine_.wait(Instant::max());
       pipe_.wake_up();
     }
   }
