@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.quantize import Coding
 from pccl.types import QuantizationOptions, ReduceOp, ReduceOperandDescriptor
 from pccl.types import ReduceInfo as Reduced
 
@@ -254,18 +255,31 @@ class Communicator:
         """
 
     def reduce_tree(
-        self, tree: object, out: object, op: int, tag: int | None, timeout: float | None
+        self,
+        tree: object,
+        out: object,
+        op: int,
+        tag: int | None,
+        timeout: float | None,
+        coding: Coding | None,
     ) -> tuple[Any, ReduceInfo] | None:
         """A whole simple-API operation over arrays that need no preparation: its result, and how it went.
 
         None, and nothing is started, unless `tree` is a plain array or dicts, lists and tuples of such: a
         NumPy array of one of the twelve number types, C-contiguous and not empty; `out` has the same, writable,
         or is None for new ones; each pair is the same memory, or overlaps nothing else.
-        Structure and description are those of `pccl.tree`.
+        Structure and description are those of `pccl.tree`, with the words of `coding`, which is
+        `pccl.quantize.Coding`.
         """
 
     def start_tree(
-        self, tree: object, out: object, op: int, tag: int | None, timeout: float | None
+        self,
+        tree: object,
+        out: object,
+        op: int,
+        tag: int | None,
+        timeout: float | None,
+        coding: Coding | None,
     ) -> tuple[Operation, Any] | None:
         """The same, begun; the result is complete when the operation is done."""
 

@@ -657,8 +657,9 @@ def allreduce(
             "float8", or a `Quantize`. The result is rounded, but still the same bytes on every
             member. Integers (without `weight`), complex numbers, 8-bit floats and arrays of fewer
             than 64 elements stay exact; so does everything in a group whose members share one host,
-            where nothing would be saved. Elements that are not finite stay as they are, and leave
-            the other elements of their block three steps fewer. All members pass the same. Not with
+            where nothing would be saved, once they have found each other's memory (the first call
+            may come before that). Elements that are not finite stay as they are, and leave the
+            other elements of their block three steps fewer. All members pass the same. Not with
             "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order,
             and come from one thread. Each new tag takes some 65 bytes of memory until a newcomer is
@@ -687,8 +688,8 @@ def allreduce(
     func = "allreduce"
     limit = _settings.seconds(timeout, func)
     used = _use(comm, func)
-    if weight is None and quantize is None:
-        plain = routes.reduce_plain(used._joined(func), tree, out, op, tag, limit)
+    if weight is None:
+        plain = routes.reduce_plain(used._joined(func), tree, out, op, quantize, tag, limit)
         if plain is not None:
             made, info = plain
             return (made, reduce_info(info)) if return_info else made
@@ -739,8 +740,8 @@ def allreduce_async(
     func = "allreduce_async"
     limit = _settings.seconds(None, func)
     used = _use(comm, func)
-    if weight is None and quantize is None:
-        plain = routes.start_plain(used._joined(func), tree, out, op, tag, limit)
+    if weight is None:
+        plain = routes.start_plain(used._joined(func), tree, out, op, quantize, tag, limit)
         if plain is not None:
             operation, result = plain
             return Work(used, operation, lambda: result)

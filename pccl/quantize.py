@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from pccl.errors import InvalidArgument
@@ -90,16 +91,34 @@ class Codes(NamedTuple):
     block: int
 
 
+class Coding(NamedTuple):
+    """The same with `words`, for the engine's fast path."""
+
+    codes: Codes
+    words: str
+
+
+def find(value: object) -> Quantize | None:
+    """The value of a user's `quantize=`; None if it is neither a `Quantize` nor a dtype of one."""
+    if isinstance(value, str) and value in _CODES:
+        return _named(value)
+    return value if isinstance(value, Quantize) else None
+
+
+@lru_cache
+def _named(dtype: str) -> Quantize:
+    return Quantize(dtype)
+
+
 def parse(value: object, func: str) -> Quantize:
     """The value of a user's `quantize=`.
 
     Raises:
         InvalidArgument: It is neither a `Quantize` nor the name of its dtype.
     """
-    if isinstance(value, Quantize):
-        return value
-    if isinstance(value, str) and value in _CODES:
-        return Quantize(value)
+    found = find(value)
+    if found is not None:
+        return found
     names = ", ".join(map(repr, _CODES))
     raise InvalidArgument.because(func, f"quantize is one of {names}, or a Quantize, not {value!r}")
 
@@ -121,6 +140,12 @@ def from_options(options: QuantizationOptions | None, func: str) -> Quantize | N
         sentence = f"quantization_options: quantized_datatype is UINT8 or INT8, not {dtype.name}"
         raise InvalidArgument.because(func, sentence)
     return Quantize(dtype.label, algorithm=algorithm.name.lower())
+
+
+@lru_cache(maxsize=256)
+def coding(how: Quantize) -> Coding:
+    """The same for the engine, with the words that members compare."""
+    return Coding(codes(how), words(how))
 
 
 def codes(how: Quantize) -> Codes:

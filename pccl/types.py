@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ class DataType(IntEnum):
     @property
     def label(self) -> str:
         """The name that NumPy, JAX and torch share, e.g. "float32"."""
-        return {"FLOAT": "float32", "DOUBLE": "float64"}.get(self.name, self.name.lower())
+        return _LABELS[self]
 
     @property
     def size(self) -> int:
@@ -150,14 +151,7 @@ class DataType(IntEnum):
                 longdouble, big-endian numbers, ...).
             InvalidArgument: Not a number type that can be reduced (text, dates, objects, ...).
         """
-        given = np.dtype(dtype)
-        found = _BY_LABEL.get(given.name)
-        if found is None:
-            raise _unfit_dtype(given.name, "from_numpy_dtype")
-        if not given.isnative:
-            sentence = f"byte order {given.str!r} is foreign; convert it to the native one"
-            raise NotSupported.because("from_numpy_dtype", sentence)
-        return found
+        return _of_numpy(np.dtype(dtype))
 
     @classmethod
     def from_torch_dtype(cls, dtype: Any) -> DataType:
@@ -173,7 +167,21 @@ class DataType(IntEnum):
         return found
 
 
-_BY_LABEL = {dtype.label: dtype for dtype in DataType}
+# NumPy takes half a microsecond to make a dtype's name, so calls look it up once.
+@lru_cache(maxsize=256)
+def _of_numpy(given: np.dtype[Any]) -> DataType:
+    found = _BY_LABEL.get(given.name)
+    if found is None:
+        raise _unfit_dtype(given.name, "from_numpy_dtype")
+    if not given.isnative:
+        sentence = f"byte order {given.str!r} is foreign; convert it to the native one"
+        raise NotSupported.because("from_numpy_dtype", sentence)
+    return found
+
+
+_LABELS = {dtype: dtype.name.lower() for dtype in DataType}
+_LABELS |= {DataType.FLOAT: "float32", DataType.DOUBLE: "float64"}
+_BY_LABEL = {label: dtype for dtype, label in _LABELS.items()}
 _SIZES = dict(zip(DataType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1, 1, 8, 16), strict=True))
 # The ops of the types that do not have all of them.
 _OPS = {

@@ -156,17 +156,18 @@ def skeleton(tree: object) -> object:
     return None if tree is None else (type(tree), tree.dtype, tree.shape)
 
 
+@pytest.mark.parametrize("quantize", [None, "int4", pccl.Quantize("uint8", block=128)])
 @pytest.mark.parametrize("name", TREES)
 def test_a_member_may_go_the_plain_way_and_another_the_general_one(
-    pair: Pair, ways: list[bool], name: str
+    pair: Pair, ways: list[bool], name: str, quantize: pccl.Quantize | str | None
 ) -> None:
     def plain(comm: pccl.Communicator) -> object:
-        return pccl.allreduce(TREES[name](), comm=comm)
+        return pccl.allreduce(TREES[name](), quantize=quantize, comm=comm)
 
     def generally(comm: pccl.Communicator) -> object:
-        tree = TREES[name]()
-        flat = trees.flatten(tree, "test")
-        return pccl.allreduce(flat.unflatten([x.view(Sub) for x in flat.leaves]), comm=comm)
+        flat = trees.flatten(TREES[name](), "test")
+        tree = flat.unflatten([x.view(Sub) for x in flat.leaves])
+        return pccl.allreduce(tree, quantize=quantize, comm=comm)
 
     for result in both(pair, plain, generally):
         for leaf, made in zip(
@@ -410,6 +411,8 @@ REFUSED = {
     "timeout": (np.ones(4), {"timeout": -1}),
     "weight": (np.ones(4), {"weight": 1.0}),
     "quantize": (np.ones(4), {"quantize": "int7"}),
+    "quantize a product": (np.ones(4), {"quantize": "int8", "op": "prod"}),
+    "quantize no text": (np.ones(4), {"quantize": 8}),
     "comm": (np.ones(4), {"comm": 3}),
 }
 
@@ -535,23 +538,56 @@ def test_explicit_tells_what_is_wrong_as_the_general_way_does() -> None:
             comm.all_reduce(send, recv, op="sum")
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_members_that_disagree_are_told_in_the_same_words(
-    pair: Pair, general: Callable[[], None], level: int
-) -> None:
-    def call(shape: tuple[int, ...]) -> Callable[[pccl.Communicator], object]:
-        array = np.ones(shape, np.float32)
-        if level == 2:
-            return allreduce(array)
-        return lambda comm: comm.all_reduce(array, np.empty_like(array), op="sum")
+def explicitly(array: np.ndarray[Any, Any]) -> Callable[[pccl.Communicator], object]:
+    return lambda comm: comm.all_reduce(array, np.empty_like(array), op="sum")
 
-    plainly = both(pair, call((3, 4)), call((3, 5)))
+
+A, B = np.ones((3, 4), np.float32), np.ones((3, 5), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (allreduce(A), allreduce(B)),
+        (explicitly(A), explicitly(B)),
+        (allreduce(A, quantize="int8"), allreduce(A, quantize="int4")),
+        (allreduce({"a": A, "n": None}, quantize="int8"), allreduce({"a": A, "n": None})),
+    ],
+    ids=["shape", "explicit", "codes", "exact"],
+)
+def test_members_that_disagree_are_told_in_the_same_words(
+    pair: Pair,
+    general: Callable[[], None],
+    first: Callable[..., object],
+    second: Callable[..., object],
+) -> None:
+    plainly = both(pair, first, second)
     general()
-    for error, expected in zip(plainly, both(pair, call((3, 4)), call((3, 5))), strict=True):
+    for error, expected in zip(plainly, both(pair, first, second), strict=True):
         assert type(error) is type(expected) is pccl.MismatchedCall
         words, others = (re.sub(r"#\d+", "#n", str(one)) for one in (error, expected))
         assert words == others and "float32[3,4]" in words
         assert error.peer == expected.peer and error.result == expected.result
+
+
+@pytest.mark.parametrize("how", ["int8", "float8", "int4 stochastic", "int8 feedback"])
+def test_codes_go_the_plain_way_but_not_error_feedback(
+    pair: Pair, ways: list[bool], how: str
+) -> None:
+    dtype, _, more = how.partition(" ")
+    rounding = "stochastic" if more == "stochastic" else "nearest"
+    given = pccl.Quantize(dtype, rounding=rounding, error_feedback=more == "feedback")
+    array = np.linspace(0, 1, 300, dtype=np.float32)
+
+    def call(comm: pccl.Communicator) -> object:
+        quantize = given if more else dtype
+        begun = pccl.allreduce_async(array, quantize=quantize, comm=comm).wait()
+        return begun, pccl.allreduce(array, quantize=quantize, comm=comm)
+
+    one, other = both(pair, call, call)
+    assert ways == [more != "feedback"] * 4
+    np.testing.assert_array_equal(one, other)  # type: ignore[arg-type]
+    np.testing.assert_allclose(one, [array * WORLD] * 2, atol=0.2)  # type: ignore[arg-type]
 
 
 def test_a_call_that_nobody_meets_ends_at_its_deadline(

@@ -2,7 +2,7 @@
 
 | route | takes | made of |
 |---|---|---|
-| plain | plain NumPy arrays and containers, exactly, unweighted | one native call |
+| plain | plain NumPy arrays and containers, unweighted, without error feedback | one native call |
 | traced | any trees, in a function that JAX traces | a call of the compiled program |
 | `pieces` | trees with an array on an accelerator | an operation for each piece |
 | `general` | all others | one operation |
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pccl import frameworks
+from pccl import quantize as quantization
 from pccl.errors import NotSupported
 from pccl.reduce import general, pieces
 from pccl.reduce.request import Request
@@ -34,16 +35,17 @@ def reduce_plain(
     tree: object,
     out: object,
     op: ReduceOp | str,
+    quantize: object,
     tag: int | None,
     timeout: float | None,
 ) -> tuple[Any, _core.ReduceInfo] | None:
-    """Reduces plain arrays exactly and unweighted, and waits: the result, and how it went.
+    """Reduces plain arrays without weights, and waits: the result, and how it went.
 
     Returns:
         None when the call is not that simple, or is wrong. Then nothing was started.
     """
-    code = None if frameworks.in_program() else _plain_code(tree, op)
-    return None if code is None else engine.reduce_tree(tree, out, code, tag, timeout)
+    how = None if frameworks.in_program() else _plain(tree, op, quantize)
+    return None if how is None else engine.reduce_tree(tree, out, how[0], tag, timeout, how[1])
 
 
 def start_plain(
@@ -51,12 +53,13 @@ def start_plain(
     tree: object,
     out: object,
     op: ReduceOp | str,
+    quantize: object,
     tag: int | None,
     timeout: float | None,
 ) -> tuple[_core.Operation, Any] | None:
     """The same, begun: with the result, which is complete when the operation is done."""
-    code = None if frameworks.in_program() else _plain_code(tree, op)
-    return None if code is None else engine.start_tree(tree, out, code, tag, timeout)
+    how = None if frameworks.in_program() else _plain(tree, op, quantize)
+    return None if how is None else engine.start_tree(tree, out, how[0], tag, timeout, how[1])
 
 
 def collect_plain(
@@ -88,6 +91,21 @@ def collect_plain(
     return engine.collect(
         kind=kind, level=level, array=array, out=out, op=code, root=root, tag=tag, timeout=timeout
     )
+
+
+def _plain(
+    tree: object, op: ReduceOp | str, quantize: object
+) -> tuple[int, quantization.Coding | None] | None:
+    """The codes of op and `quantize`, if the engine may take all of it as it is."""
+    code = _plain_code(tree, op)
+    if code is None:
+        return None
+    if quantize is None:
+        return code, None
+    how = quantization.find(quantize)
+    if how is None or how.error_feedback or code == ReduceOp.PROD:
+        return None
+    return code, quantization.coding(how)
 
 
 def _plain_code(tree: object, op: ReduceOp | str) -> int | None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import pccl
 from programs.peer import hear, say, start
+from programs.shm import in_memory
 
 
 def normals(count: int, seed: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -68,8 +69,11 @@ def trees(number: int) -> None:
 
 def exact_in_memory(number: int) -> None:
     start()
-    mine = normals(10_000, number)
-    assert (pccl.allreduce(mine, quantize="int4") == pccl.allreduce(mine)).all()
+    mine = normals(10_000, number, np.float64)
+    exact, info = pccl.allreduce(mine, return_info=True)
+    while not in_memory(info, mine.size):  # the members have not found each other's memory yet
+        exact, info = pccl.allreduce(mine, return_info=True)
+    assert (pccl.allreduce(mine, quantize="int4") == exact).all()
     say(event="done")
 
 

@@ -318,9 +318,9 @@ void bind_communicator(nb::module_& m) {
            "residuals"_a = nb::tuple(), "residual_members"_a = 0, "any_thread"_a = false,
            "wait"_a = false, "kept"_a = nb::none())
       .def("reduce_tree", &reduce_tree, "tree"_a, nb::arg("out").none(), "op"_a,
-           nb::arg("tag").none(), nb::arg("timeout").none())
+           nb::arg("tag").none(), nb::arg("timeout").none(), nb::arg("coding").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
-           nb::arg("tag").none(), nb::arg("timeout").none())
+           nb::arg("tag").none(), nb::arg("timeout").none(), nb::arg("coding").none())
       .def("collect", &collect, nb::kw_only(), "kind"_a, "level"_a, nb::arg("array").none(),
            nb::arg("out").none(), "op"_a, nb::arg("root").none(), nb::arg("tag").none(),
            nb::arg("timeout").none())

@@ -50,6 +50,14 @@ const char* function_of(int level, collective::Kind kind) {
   return collective::name(kind);
 }
 
+void quantize(peer::OperationRequest& request, const Quantized& how, const char* function) {
+  const auto& [code, zero_exact, stochastic, block] = how;
+  request.quantization = {static_cast<reduce::CodeType>(code), zero_exact, stochastic, block};
+  if (code > 3 || !reduce::valid(request.quantization)) refuse(function, "no such codes");
+  if (request.kind != collective::Kind::all_reduce || request.op == ReduceOp::prod)
+    refuse(function, "only all-reduces are quantized, and no products");
+}
+
 OperationHandle::~OperationHandle() {
   if (done()) return;
   if (comm->engine->inert()) {
@@ -63,7 +71,7 @@ std::shared_ptr<OperationHandle> start_operation(
     const std::shared_ptr<CommunicatorHandle>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
-    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
+    std::uint32_t parts, const std::optional<Quantized>& quantized, const nb::iterable& residuals,
     std::uint32_t residual_members, bool any_thread, bool wait, const nb::object& kept) {
   peer::OperationRequest request;
   request.kind = static_cast<collective::Kind>(kind);
@@ -99,13 +107,8 @@ std::shared_ptr<OperationHandle> start_operation(
     in_use.emplace_back(nb::object(entry[0]));
     in_use.emplace_back(nb::object(entry[1]));
   }
-  if (quantize) {
-    const auto& [code, zero_exact, stochastic, block] = *quantize;
-    request.quantization = {static_cast<reduce::CodeType>(code), zero_exact, stochastic, block};
-    if (code > 3 || !reduce::valid(request.quantization)) refuse(function, "no such codes");
-    if (kind != 0 || op == static_cast<int>(ReduceOp::prod))
-      refuse(function, "only all-reduces are quantized, and no products");
-  }
+  request.op = static_cast<ReduceOp>(op);
+  if (quantized) quantize(request, *quantized, function);
   std::size_t next = 0;
   for (const nb::handle item : residuals) {
     const std::size_t index = next++;
@@ -124,7 +127,6 @@ std::shared_ptr<OperationHandle> start_operation(
   if (!kept.is_none()) in_use.emplace_back(kept);
   request.root = root;
   request.parts = parts;
-  request.op = static_cast<ReduceOp>(op);
   request.tag = tag;
   request.rerun = rerun;
   request.alone_is_error = level == 1;

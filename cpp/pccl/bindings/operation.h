@@ -60,12 +60,19 @@ struct OperationHandle {
 // (code, zero_exact, stochastic, block) of a reduce::Quantization.
 using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
 
+// How elements are sent, and the words for it that members compare: pccl.quantize.Coding.
+using Coding = std::optional<std::pair<Quantized, std::string>>;
+
 [[nodiscard]] std::shared_ptr<OperationHandle> start_operation(
     const std::shared_ptr<CommunicatorHandle>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
-    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
+    std::uint32_t parts, const std::optional<Quantized>& quantized, const nb::iterable& residuals,
     std::uint32_t residual_members, bool any_thread, bool wait, const nb::object& kept);
+
+// Sets how the request's elements are sent. Raises InvalidArgument of `function` if they cannot be.
+// REQUIRES: its kind and op are set.
+void quantize(peer::OperationRequest& request, const Quantized& how, const char* function);
 
 // Starts an operation. A newcomer waits first until it is let in.
 [[nodiscard]] std::shared_ptr<OperationHandle> launch(
@@ -84,11 +91,11 @@ using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
 // A whole operation: its result, and its outcome.
 [[nodiscard]] std::optional<std::pair<nb::object, Info>> reduce_tree(
     const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
-    nb::handle tag, Seconds timeout);
+    nb::handle tag, Seconds timeout, const Coding& coding);
 // An operation that has begun, and its result, which is complete when it is done.
 [[nodiscard]] std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tree(
     const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
-    nb::handle tag, Seconds timeout);
+    nb::handle tag, Seconds timeout, const Coding& coding);
 
 // A collective other than an all-reduce, of one array; no tree. Level 1: `out` is given, in any
 // shape. `root`, `op`: where the kind has one.

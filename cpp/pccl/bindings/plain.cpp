@@ -178,6 +178,8 @@ bool apart(const std::vector<collective::ArrayRef>& arrays) {
 // One walk over a tree, in an order that is the same on all members.
 class Walk {
  public:
+  explicit Walk(std::string_view coding) : coding_(coding), structure_(coding) {}
+
   // The result's part for `node`: `out`, or a new one where that is null. Invalid: not plain.
   nb::object visit(nb::handle node, nb::handle out, int depth = 0) {
     if (depth > kMaxDepth) return {};
@@ -203,6 +205,7 @@ class Walk {
     plain_.request.description += named_nones_;
     if (none_count_ > kDescribed)
       plain_.request.description += ", " + std::to_string(none_count_ - kDescribed) + " more None";
+    plain_.request.description += coding_;
     plain_.result = Held(std::move(result));
     return std::move(plain_);
   }
@@ -301,6 +304,7 @@ class Walk {
   }
 
   Plain plain_;
+  std::string_view coding_;
   std::string path_;
   std::string structure_;
   std::string nones_;  // of the structure
@@ -373,8 +377,8 @@ std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, n
   return plain;
 }
 
-std::optional<Plain> plain_tree(nb::handle tree, nb::handle out) {
-  Walk walk;
+std::optional<Plain> plain_tree(nb::handle tree, nb::handle out, std::string_view coding) {
+  Walk walk(coding);
   return walk.finish(walk.visit(tree, out.is_none() ? nb::handle() : out));
 }
 

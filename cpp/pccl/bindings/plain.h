@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "pccl/bindings/communicator.h"
 
@@ -23,8 +24,10 @@ struct Plain {
 [[nodiscard]] std::optional<Plain> plain_pair(nb::handle send, nb::handle recv);
 
 // An array, or dicts, lists and tuples of arrays; `out`: as many and of the same shapes, or None
-// for new ones. The structure and description are those that pccl.tree makes.
-[[nodiscard]] std::optional<Plain> plain_tree(nb::handle tree, nb::handle out);
+// for new ones. The structure and description are those that pccl.tree makes, with `coding`, the
+// words for how elements are sent, as pccl.reduce.request adds them.
+[[nodiscard]] std::optional<Plain> plain_tree(nb::handle tree, nb::handle out,
+                                              std::string_view coding);
 
 // One array for another collective of so many members, and `out` for its result; None: a new one.
 // If not `shaped`, only sizes must fit. The kind, the number of parts, the structure and the

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "pccl/bindings/operation.h"
@@ -88,6 +89,16 @@ bool complete(Plain& plain, int op, nb::handle tag, int level) {
   return true;
 }
 
+// The request of an all-reduce of the simple API. Nothing: the general path can tell why.
+std::optional<Plain> whole_tree(nb::handle tree, nb::handle out, int op, nb::handle tag,
+                                const Coding& coding) {
+  std::optional<Plain> plain =
+      plain_tree(tree, out, coding ? std::string_view(coding->second) : std::string_view());
+  if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
+  if (coding) quantize(plain->request, coding->first, function_of(2));
+  return plain;
+}
+
 Info run(const std::shared_ptr<CommunicatorHandle>& comm, Plain plain, const Seconds& timeout) {
   comm->drop_finished();
   const int level = plain.request.alone_is_error ? 1 : 2;
@@ -165,9 +176,9 @@ nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handl
 
 std::optional<std::pair<nb::object, Info>> reduce_tree(
     const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
-    nb::handle tag, Seconds timeout) {
-  std::optional<Plain> plain = plain_tree(tree, out);
-  if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
+    nb::handle tag, Seconds timeout, const Coding& coding) {
+  std::optional<Plain> plain = whole_tree(tree, out, op, tag, coding);
+  if (!plain) return std::nullopt;
   Held result = std::move(plain->result);
   const Info info = run(comm, std::move(*plain), timeout);
   return std::pair(result.take(), info);
@@ -175,9 +186,9 @@ std::optional<std::pair<nb::object, Info>> reduce_tree(
 
 std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tree(
     const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
-    nb::handle tag, Seconds timeout) {
-  std::optional<Plain> plain = plain_tree(tree, out);
-  if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
+    nb::handle tag, Seconds timeout, const Coding& coding) {
+  std::optional<Plain> plain = whole_tree(tree, out, op, tag, coding);
+  if (!plain) return std::nullopt;
   Held result = std::move(plain->result);
   auto operation =
       launch(comm, std::move(plain->request), std::move(plain->in_use), function_of(2), timeout);
