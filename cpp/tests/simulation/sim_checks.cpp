@@ -12,8 +12,11 @@ using std::chrono::seconds;
 
 namespace {
 
-// After the last fault every call ends within this time.
+// After the last fault every call ends within this time, and a reduction within so much more for
+// each segment: a window may have one segment, and a slow connection may take no more than 64 bytes
+// at a time.
 constexpr Duration kCallLimit = seconds(90);
+constexpr Duration kSegmentLimit = milliseconds(250);
 // After the last fault every program ends within this time.
 constexpr Duration kProgramLimit = seconds(900);
 constexpr std::size_t kKeptBuffers = 12;
@@ -445,6 +448,13 @@ void Checks::left_alone(const Host& host, const Reduction& reduction) {
 
 // -- I4: no hang, no false alarm
 
+std::size_t Checks::segments_of(const Reduction& reduction) const {
+  std::size_t segments = 0;
+  for (const ArrayData& array : reduction.arrays)
+    segments += array.input.size() / world_.master_options.segment_bytes + 1;
+  return segments;
+}
+
 void Checks::no_hang() {
   const Instant now = world_.now();
   if (now - world_.calm_since() > kProgramLimit) {
@@ -456,11 +466,12 @@ void Checks::no_hang() {
   }
   for (const auto& host : world_.hosts) {
     if (!host->alive() || host->frozen()) continue;
-    const auto late = [&](Instant since) {
-      return now - std::max(since, world_.calm_since()) > kCallLimit;
+    const auto late = [&](Instant since, Duration limit = kCallLimit) {
+      return now - std::max(since, world_.calm_since()) > limit;
     };
     for (const ReductionPtr& reduction : host->reductions()) {
-      if (!reduction->call->done && late(reduction->since)) {
+      const Duration limit = kCallLimit + kSegmentLimit * segments_of(*reduction);
+      if (!reduction->call->done && late(reduction->since, limit)) {
         return fail("I4", host->name() + " hangs in " + wire::describe(reduction->call->key));
       }
     }
