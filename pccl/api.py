@@ -656,11 +656,11 @@ def allreduce(
         quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
             "float8", or a `Quantize`. The result is rounded, but still the same bytes on every
             member. Integers (without `weight`), complex numbers, 8-bit floats and arrays of fewer
-            than 64 elements stay exact; so does everything in a group whose members share one host,
-            where nothing would be saved, once they have found each other's memory (the first call
-            may come before that). Elements that are not finite stay as they are, and leave the
-            other elements of their block three steps fewer. All members pass the same. Not with
-            "prod".
+            than 64 elements stay exact. A group whose members share one host stays exact, too,
+            since nothing would be saved there. Its first calls may be rounded: they may come before
+            the members have found each other's memory. Elements that are not finite stay as they
+            are, and leave the other elements of their block three steps fewer. All members pass the
+            same. Not with "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order,
             and come from one thread. Each new tag takes some 65 bytes of memory until a newcomer is
             let in.

@@ -74,12 +74,16 @@ class Quantize:
                 raise InvalidArgument.because(
                     "Quantize", f"{name} is one of {names}, not {value!r}"
                 )
+            # A subclass may compare equal and have other words.
+            object.__setattr__(self, name, str.__str__(value))
         block = self.block
         if isinstance(block, bool) or not isinstance(block, int) or block % _MIN_BLOCK != 0:
             block = 0
         if not _MIN_BLOCK <= block <= _MAX_BLOCK:
             sentence = f"block is a multiple of 64 from 64 to 4096, not {self.block!r}"
             raise InvalidArgument.because("Quantize", sentence)
+        object.__setattr__(self, "block", int(block))
+        object.__setattr__(self, "error_feedback", bool(self.error_feedback))
 
 
 class Codes(NamedTuple):
@@ -92,7 +96,7 @@ class Codes(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """The same with `words`, for the engine's fast path."""
+    """`Codes`, and the words that members compare. The engine's fast path takes both."""
 
     codes: Codes
     words: str
@@ -144,7 +148,7 @@ def from_options(options: QuantizationOptions | None, func: str) -> Quantize | N
 
 @lru_cache(maxsize=256)
 def coding(how: Quantize) -> Coding:
-    """The same for the engine, with the words that members compare."""
+    """The `Coding` of a `Quantize`."""
     return Coding(codes(how), words(how))
 
 

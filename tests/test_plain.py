@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from members import each
+from members import each, members
 
 import pccl
 from pccl import _settings, process
@@ -570,24 +570,54 @@ def test_members_that_disagree_are_told_in_the_same_words(
         assert error.peer == expected.peer and error.result == expected.result
 
 
-@pytest.mark.parametrize("how", ["int8", "float8", "int4 stochastic", "int8 feedback"])
-def test_codes_go_the_plain_way_but_not_error_feedback(
-    pair: Pair, ways: list[bool], how: str
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setenv("PCCL_SHM", "0")  # on one host nothing is quantized
+    with members(WORLD) as comms:
+        yield comms
+
+
+CODINGS = {
+    "name": "int8",
+    "float8": "float8",
+    "block": pccl.Quantize("int4", block=128),
+    "zero": pccl.Quantize("int4", algorithm="zero_point_scale"),
+    "random": pccl.Quantize("int4", rounding="stochastic"),
+}
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_codes_are_the_same_on_both_ways(
+    apart: Pair, ways: list[bool], general: Callable[[], None], name: str
 ) -> None:
-    dtype, _, more = how.partition(" ")
-    rounding = "stochastic" if more == "stochastic" else "nearest"
-    given = pccl.Quantize(dtype, rounding=rounding, error_feedback=more == "feedback")
+    tree = {"a": np.random.default_rng(0).normal(size=5000).astype(np.float32), "n": None}
+    views = {"a": tree["a"].view(Sub), "n": None}
+
+    def call(tree: dict[str, Any]) -> Callable[[pccl.Communicator], Any]:
+        return lambda comm: pccl.allreduce(tree, quantize=CODINGS[name], comm=comm)["a"]
+
+    plainly = both(apart, call(tree), call(tree))
+    mixed = both(apart, call(tree), call(views))
+    assert ways[:2] == [True, True] and sorted(ways[2:]) == [False, True]
+    general()
+    generally = both(apart, call(tree), call(tree))
+    for one, other in (plainly, mixed, generally):
+        np.testing.assert_array_equal(one, other)  # type: ignore[arg-type]
+        assert 1e-4 < np.abs(one - tree["a"] * WORLD).max() < 2  # type: ignore[operator]
+    if name != "random":  # its numbers depend on the call
+        np.testing.assert_array_equal(plainly, mixed)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(plainly, generally)  # type: ignore[arg-type]
+
+
+def test_error_feedback_goes_the_general_way(pair: Pair, ways: list[bool]) -> None:
+    feedback = pccl.Quantize("int8", error_feedback=True)
     array = np.linspace(0, 1, 300, dtype=np.float32)
-
-    def call(comm: pccl.Communicator) -> object:
-        quantize = given if more else dtype
-        begun = pccl.allreduce_async(array, quantize=quantize, comm=comm).wait()
-        return begun, pccl.allreduce(array, quantize=quantize, comm=comm)
-
-    one, other = both(pair, call, call)
-    assert ways == [more != "feedback"] * 4
-    np.testing.assert_array_equal(one, other)  # type: ignore[arg-type]
-    np.testing.assert_allclose(one, [array * WORLD] * 2, atol=0.2)  # type: ignore[arg-type]
+    begun = both(pair, *[lambda comm: pccl.allreduce_async(array, quantize="int8", comm=comm)] * 2)
+    for work in begun:
+        work.wait()  # type: ignore[attr-defined]
+    assert ways == [True, True]
+    both(pair, *[allreduce(array, quantize=feedback)] * 2)
+    assert ways[2:] == [False, False]
 
 
 def test_a_call_that_nobody_meets_ends_at_its_deadline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,9 @@ from hypothesis.extra import numpy as hnp
 from programs import quantize
 from workers import Program, Run, running
 
+import pccl
 from pccl import _testing
+from pccl import quantize as quantization
 
 CODES = {"bits8": 1, "bits4": 2, "float8": 3}
 STEPS = {1: 255, 2: 15}
@@ -338,3 +341,19 @@ def test_several_ranks_of_several_hosts(run: Run) -> None:
 
 def test_what_makes_no_sense_is_refused_with_a_sentence(run: Run) -> None:
     results(run, 1, quantize.refusals)
+
+
+class Name(str, Enum):
+    """Its members are equal to texts, and have other words."""
+
+    INT8 = "int8"
+
+
+def test_an_option_of_a_subclass_is_the_plain_value() -> None:
+    size = type("Size", (int,), {})(128)
+    given = pccl.Quantize(Name.INT8, size, error_feedback=np.False_)  # type: ignore[arg-type]
+    plain = pccl.Quantize("int8", block=128)
+    assert given == plain and repr(given) == repr(plain)
+    words = " as int8 (min_max, blocks of 128)"
+    assert quantization.words(given) == quantization.words(plain) == words
+    assert {type(value) for value in vars(given).values()} == {str, int, bool}

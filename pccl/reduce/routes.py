@@ -96,7 +96,11 @@ def collect_plain(
 def _plain(
     tree: object, op: ReduceOp | str, quantize: object
 ) -> tuple[int, quantization.Coding | None] | None:
-    """The codes of op and `quantize`, if the engine may take all of it as it is."""
+    """The op's code and the `Coding` of `quantize`.
+
+    Returns:
+        None when only the general route can take the call, or refuse it.
+    """
     code = _plain_code(tree, op)
     if code is None:
         return None

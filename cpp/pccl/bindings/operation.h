@@ -70,8 +70,8 @@ using Coding = std::optional<std::pair<Quantized, std::string>>;
     std::uint32_t parts, const std::optional<Quantized>& quantized, const nb::iterable& residuals,
     std::uint32_t residual_members, bool any_thread, bool wait, const nb::object& kept);
 
-// Sets how the request's elements are sent. Raises InvalidArgument of `function` if they cannot be.
-// REQUIRES: its kind and op are set.
+// Sets how the request's elements are sent. Raises InvalidArgument of `function` for unknown codes,
+// products and other collectives than an all-reduce. REQUIRES: its kind and op are set.
 void quantize(peer::OperationRequest& request, const Quantized& how, const char* function);
 
 // Starts an operation. A newcomer waits first until it is let in.
