@@ -12,10 +12,10 @@ using std::chrono::seconds;
 
 namespace {
 
-// After the last fault every call ends within this time, and a reduction within so much more for
-// each segment: a window may have one segment, and a slow connection may take no more than 64 bytes
-// at a time.
+// After the last fault every call ends within this time.
 constexpr Duration kCallLimit = seconds(90);
+// Reductions may take this much longer for each of the host's segments. A window may be one
+// segment, and a slow connection may take 64 bytes at a time.
 constexpr Duration kSegmentLimit = milliseconds(250);
 // After the last fault every program ends within this time.
 constexpr Duration kProgramLimit = seconds(900);
@@ -448,10 +448,15 @@ void Checks::left_alone(const Host& host, const Reduction& reduction) {
 
 // -- I4: no hang, no false alarm
 
-std::size_t Checks::segments_of(const Reduction& reduction) const {
+std::size_t Checks::unfinished_segments(const Host& host) const {
   std::size_t segments = 0;
-  for (const ArrayData& array : reduction.arrays)
-    segments += array.input.size() / world_.master_options.segment_bytes + 1;
+  for (const ReductionPtr& reduction : host.reductions()) {
+    if (reduction->call->done) continue;
+    for (const ArrayData& array : reduction->arrays) {
+      const std::size_t bytes = std::max(array.input.size(), array.result().size());
+      segments += bytes / world_.master_options.segment_bytes + 1;
+    }
+  }
   return segments;
 }
 
@@ -469,8 +474,8 @@ void Checks::no_hang() {
     const auto late = [&](Instant since, Duration limit = kCallLimit) {
       return now - std::max(since, world_.calm_since()) > limit;
     };
+    const Duration limit = kCallLimit + kSegmentLimit * unfinished_segments(*host);
     for (const ReductionPtr& reduction : host->reductions()) {
-      const Duration limit = kCallLimit + kSegmentLimit * segments_of(*reduction);
       if (!reduction->call->done && late(reduction->since, limit)) {
         return fail("I4", host->name() + " hangs in " + wire::describe(reduction->call->key));
       }

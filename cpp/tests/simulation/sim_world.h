@@ -434,7 +434,7 @@ class Checks {
   void never_a_newcomers(const Host& host, const Syncing& syncing);
   // I4
   void no_hang();
-  [[nodiscard]] std::size_t segments_of(const Reduction& reduction) const;
+  [[nodiscard]] std::size_t unfinished_segments(const Host& host) const;
   void no_false_alarm(const Host& host, const std::string& what, Code code);
   // Replicas are admitted and removed as a whole.
   void same_replicas(const peer::Record& record);
