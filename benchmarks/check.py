@@ -118,7 +118,8 @@ def installed(commit: str) -> tuple[Path, Path]:
 
 
 def abilities(folder: Path) -> set[str]:
-    """The methods of a communicator and the settings of the pccl installed there that rows need."""
+    """The methods of a communicator of the pccl installed there, and those of SETTINGS that it
+    knows."""
     asked = subprocess.run(
         [sys.executable, "-c", "import pccl; print(*dir(pccl.Communicator))"],
         cwd=folder,  # where Python looks first
@@ -128,7 +129,8 @@ def abilities(folder: Path) -> set[str]:
         text=True,
     )
     settings = {name for chosen in SETTINGS.values() for name in chosen}
-    files = [path.read_bytes() for path in (folder / "pccl").rglob("*") if path.is_file()]
+    paths = [path for kind in ("*.py", "*.so") for path in (folder / "pccl").rglob(kind)]
+    files = [path.read_bytes() for path in paths]
     return {
         *asked.stdout.split(),
         *(name for name in settings if any(name.encode() in file for file in files)),
@@ -137,14 +139,14 @@ def abilities(folder: Path) -> set[str]:
 
 def possible(rows: list[Row], there: set[str], commit: str) -> list[Row]:
     """Those that need only what is there. Says which others are left out."""
-    left = []
+    kept = []
     for row in rows:
         lacks = sorted(row.needs - there)
         if lacks:
             print(f"{row.name}: left out, since {commit} has no {lacks[0]}")
         else:
-            left.append(row)
-    return left
+            kept.append(row)
+    return kept
 
 
 class Sides:
