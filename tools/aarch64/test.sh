@@ -51,8 +51,8 @@ tools/aarch64/root.sh "$(dirname "$(dirname "$python")")"
 tools/stage.sh "aarch64: compile" bash -euc compile
 tools/stage.sh "aarch64: stress" bash -euc 'inside PCCL_STRESS_SECONDS=${PCCL_STRESS_SECONDS:-20} PCCL_LOG_LEVEL=ERR /opt/pccl_stress'
 tools/stage.sh "aarch64: stress in memory" bash -euc 'inside PCCL_STRESS_SECONDS=${PCCL_STRESS_SECONDS:-20} /opt/pccl_stress memory'
-# Left out: the emulator answers TCP_INFO with 4 bytes, and limits no memory. Emulated ranks map large
-# arrays so late that their reductions go to the network, which needs the master.
+# Left out: the emulator answers TCP_INFO with 4 bytes, and limits no memory. Emulated ranks map
+# large arrays so late that their reductions go to the network, which needs the master.
 tools/stage.sh "aarch64: tests" bash -euc 'inside PCCL_SIM_SCHEDULES=${PCCL_SIM_SCHEDULES:-1000} \
   python3 -P -m pytest -p no:cacheprovider -n 2 --dist worksteal --timeout 900 \
   --deselect tests/test_links.py::test_a_link_at_rest_has_a_heartbeat_in_each_interval \
