@@ -153,7 +153,7 @@ def coding(how: Quantize) -> Coding:
 
 
 def codes(how: Quantize) -> Codes:
-    """The same for the engine."""
+    """The `Codes` of a `Quantize`."""
     zero_exact = how.algorithm == "zero_point_scale"
     return Codes(_CODES[how.dtype], zero_exact, how.rounding == "stochastic", how.block)
 

@@ -167,7 +167,7 @@ class DataType(IntEnum):
         return found
 
 
-# NumPy takes half a microsecond to make a dtype's name, so calls look it up once.
+# NumPy takes 3 us to make a dtype's name, so calls look it up once.
 @lru_cache(maxsize=256)
 def _of_numpy(given: np.dtype[Any]) -> DataType:
     found = _BY_LABEL.get(given.name)

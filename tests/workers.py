@@ -23,6 +23,9 @@ from typing import IO, Any
 from forked import Forked, may_be_forked
 from programs import master
 
+# An emulated processor is slower, so tests wait longer for its programs.
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
+
 # With these a failure is detected in a second instead of six, in the ratio of the defaults.
 FAST = {
     "PCCL_HEARTBEAT_INTERVAL": "0.2",
@@ -124,6 +127,7 @@ class Worker:
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def next(self, timeout: float = 30.0) -> dict[str, Any]:
+        timeout *= PATIENCE
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
@@ -151,6 +155,7 @@ class Worker:
         self.process.send_signal(number)
 
     def ends(self, timeout: float = 30.0) -> int:
+        timeout *= PATIENCE
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
