@@ -8,7 +8,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -234,25 +234,34 @@ def test_the_kernel_keeps_connections_alive_whatever_heartbeats_are_set_to() -> 
             assert any("keepalive" in line for line in timers)
 
 
-def until(worker: Worker, size: int, timeout: float = 60) -> list[dict[str, Any]]:
-    """Its steps, up to the first among so many."""
-    steps = []
+def steps_until(
+    worker: Worker, last: Callable[[dict[str, Any]], bool], timeout: float = 60
+) -> list[dict[str, Any]]:
+    """Its steps, up to the first that is the last one looked for."""
+    steps: list[dict[str, Any]] = []
     deadline = time.monotonic() + timeout
-    while not steps or steps[-1].get("size") != size:
+    while not steps or not last(steps[-1]):
         assert time.monotonic() < deadline, steps[-3:]
         steps.append(worker.next())
     return steps
 
 
+def until(worker: Worker, size: int) -> list[dict[str, Any]]:
+    """Its steps, up to the first among so many."""
+    return steps_until(worker, lambda step: step.get("size") == size)
+
+
 def over_the_outage(worker: Worker) -> list[dict[str, Any]]:
-    """Its steps, up to the first among three after the one that took long."""
-    steps = until(worker, 3)
+    """Its steps, up to the first among three after the one that took long or lost a member.
+
+    They end with its error if it was put out.
+    """
     # New connections are looked for after two intervals of silence.
-    while steps[-1]["took"] < 0.4 and steps[-1]["size"] == 3:
-        steps += [worker.next()]
-        if steps[-1]["event"] != "step":
-            return steps
-    return steps + until(worker, 3)
+    steps = steps_until(
+        worker,
+        lambda step: step["event"] != "step" or step["took"] >= 0.4 or step["size"] != 3,
+    )
+    return steps if steps[-1]["event"] != "step" else steps + until(worker, 3)
 
 
 def test_a_peer_whose_address_changes_goes_on_and_the_others_see_one_loss_at_most() -> None:
