@@ -68,8 +68,11 @@ const EpochClaim* proposal_after(const EpochClaim& claim, const std::vector<Epoc
 std::vector<EpochClaim> claims(const std::vector<Reporter>& reporters) {
   std::vector<EpochClaim> all;
   std::map<const void*, std::size_t> of_record;
-  const auto rank = [](const Reporter& one) {
-    return std::pair(one.promise != nullptr, one.report->at());
+  const auto less = [](const Reporter& a, const Reporter& b) {
+    const auto rank = [](const Reporter& one) {
+      return std::pair(one.promise != nullptr, one.report->at());
+    };
+    return rank(a) < rank(b) || (rank(a) == rank(b) && a.report->joined() > b.report->joined());
   };
   for (const Reporter& one : reporters) {
     const Returned& report = *one.report;
@@ -86,7 +89,7 @@ std::vector<EpochClaim> claims(const std::vector<Reporter>& reporters) {
     }
     EpochClaim& claim = all[known->second];
     ++claim.supporters;
-    if (rank(claim.best) < rank(one)) claim.best = one;
+    if (less(claim.best, one)) claim.best = one;
   }
   std::set<const void*> seen;
   for (const Reporter& one : reporters) {

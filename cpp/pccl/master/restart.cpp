@@ -82,10 +82,9 @@ void Restart::rebuild_if_ready(std::uint32_t group, Instant now) {
   }
   if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
   const Returned& best = newest(recovery.reports);
-  ControlPeer& source = connections_.at(best.connection());
-  if (!source.asked) return returning_.ask_for_log(best.connection(), source, best.rejoin(), now);
-  if (!source.asked->complete) return;
-  const std::vector<wire::LogEntry> entries = source.asked->log();
+  const auto entries =
+      returning_.whole_log(best.connection(), best.rejoin(), recovery.reports, now);
+  if (!entries) return;
   const std::vector<Returned> reports = std::move(it->second.reports);
   returning_.recoveries.erase(it);
   for (const Returned& one : reports) {
@@ -96,7 +95,7 @@ void Restart::rebuild_if_ready(std::uint32_t group, Instant now) {
   }
   outbox_.log({false, group, newest(reports).at().first, "rebuilt from the reports of " + share});
   // Not in `served_` during rebuild(), which asks for the census.
-  auto rebuilt = Group::rebuild(group, options_, around_, reports, entries, now);
+  auto rebuilt = Group::rebuild(group, options_, around_, reports, *entries, now);
   rebuilt->rebuilt_in(run_.term);
   served_.put(group, std::move(rebuilt));
 }

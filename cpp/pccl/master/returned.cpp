@@ -36,6 +36,8 @@ Returned::Returned(ConnectionId connection, const wire::Rejoin& rejoin)
       at_(rejoin.record.epoch, rejoin.applied),
       group_(rejoin.group),
       ticket_(rejoin.ticket) {
+  for (const wire::Member& member : rejoin.record.members)
+    if (member.id == seat_.first && member.seal == seat_.second) joined_ = member.joined;
   auto record = std::make_shared<Record>();
   record->members = seats_in(rejoin.record);
   record->members_hash = hash_of(record->members);
@@ -85,8 +87,9 @@ std::size_t AcceptedEpoch::bytes() const {
 }
 
 const Returned& newest(const std::vector<Returned>& reports) {
-  return *std::ranges::max_element(
-      reports, [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
+  return *std::ranges::max_element(reports, [](const Returned& a, const Returned& b) {
+    return a.at() < b.at() || (a.at() == b.at() && a.joined() > b.joined());
+  });
 }
 
 }  // namespace pccl::master

@@ -1,8 +1,10 @@
 #include "pccl/master/returning.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
+#include "pccl/master/quorum.h"
 #include "pccl/master/reports.h"
 
 namespace pccl::master {
@@ -151,6 +153,43 @@ void Returning::ask_for_log(ConnectionId id, ControlPeer& connection, const wire
   connection.asked = AskedLog{std::move(report), rejoin.group, since, {}, 0, 0, false};
   const std::uint32_t term = recovers ? std::max(run_.term, recovery->second.term) : run_.term;
   connections_.send(id, term, 0, wire::RequestLog{});
+}
+
+std::optional<std::vector<wire::LogEntry>> Returning::log_of(ConnectionId id,
+                                                             const wire::Rejoin& rejoin,
+                                                             Instant now) {
+  ControlPeer& connection = connections_.at(id);
+  if (!connection.asked) ask_for_log(id, connection, rejoin, now);
+  if (!connection.asked->complete) return std::nullopt;
+  return connection.asked->log();
+}
+
+std::optional<std::vector<wire::LogEntry>> Returning::whole_log(
+    ConnectionId source, const wire::Rejoin& last, const std::vector<Returned>& reports,
+    Instant now) {
+  std::optional<std::vector<wire::LogEntry>> log = log_of(source, last, now);
+  if (!log || log->empty()) return log;
+  const auto* admission = std::get_if<wire::EpochRecord>(&log->front().what);
+  if (admission == nullptr || admission->cause != wire::Cause::admission) return log;
+  const std::uint64_t before = log->front().ordinal - 1;
+  const std::set<Seat> members = seats_of(*admission);
+  const Returned* oldest = nullptr;
+  for (const Returned& one : reports) {
+    // Logs agree up to the end of an epoch that both have applied.
+    const auto [epoch, applied] = one.at();
+    if (!members.contains(one.seat()) || applied < before || epoch + 1 < admission->epoch ||
+        epoch > last.record.epoch)
+      continue;
+    if (oldest == nullptr || one.joined() < oldest->joined()) oldest = &one;
+  }
+  if (oldest == nullptr || oldest->connection() == source) return log;
+  const auto older = log_of(oldest->connection(), oldest->rejoin(), now);
+  if (!older) return std::nullopt;
+  std::vector<wire::LogEntry> whole;
+  std::ranges::copy_if(*older, std::back_inserter(whole),
+                       [&](const wire::LogEntry& entry) { return entry.ordinal <= before; });
+  whole.insert(whole.end(), log->begin(), log->end());
+  return whole;
 }
 
 bool Returning::on_log_part(ConnectionId id, ControlPeer& connection, const wire::LogPart& part,

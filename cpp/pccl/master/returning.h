@@ -66,6 +66,12 @@ class Returning {
   // A member has one deadline for its log, however often it returns: the others wait for it.
   void ask_for_log(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin,
                    Instant now);
+  // The log that ends with `last`, which `source` has reported. Logs of newcomers begin with their
+  // admission, and other members may not have applied the entries before it. Those come from the
+  // member that joined first. Empty: a log has not arrived; it has been asked for.
+  [[nodiscard]] std::optional<std::vector<wire::LogEntry>> whole_log(
+      ConnectionId source, const wire::Rejoin& last, const std::vector<Returned>& reports,
+      Instant now);
   // REQUIRES: the log was asked for. True: the recovery of its group may be ready now.
   [[nodiscard]] bool on_log_part(ConnectionId id, ControlPeer& connection,
                                  const wire::LogPart& part, Instant now);
@@ -76,6 +82,9 @@ class Returning {
 
  private:
   [[nodiscard]] std::size_t reported_bytes(const Seat& without) const;
+  [[nodiscard]] std::optional<std::vector<wire::LogEntry>> log_of(ConnectionId id,
+                                                                  const wire::Rejoin& rejoin,
+                                                                  Instant now);
 
   const Options& options_;
   ServedRun& run_;

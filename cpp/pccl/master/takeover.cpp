@@ -365,10 +365,8 @@ void Takeover::consider(std::uint32_t group, Recovery& recovery, Instant now) {
     const auto& record = std::get<wire::EpochRecord>(base->proposed->what);
     if (record.members.empty()) return end_with(group, record);
   }
-  ControlPeer& source = connections_.at(base->source);
-  if (!source.asked) return returning_.ask_for_log(base->source, source, base->last, now);
-  if (!source.asked->complete) return;
-  take_over(group, *base, now);
+  auto log = returning_.whole_log(base->source, base->last, recovery.reports, now);
+  if (log) take_over(group, *base, std::move(*log), now);
 }
 
 // The master before has evicted all members in this epoch, which may be decided. Each of them is
@@ -402,10 +400,10 @@ Instant Takeover::enough_since(const Base& base, const std::map<Seat, Connection
 
 // Continues the group's log. The first entry of the new term is an epoch, so the entries of one
 // epoch are all of one term: logs that end in the same epoch agree.
-void Takeover::take_over(std::uint32_t group, const Base& base, Instant now) {
+void Takeover::take_over(std::uint32_t group, const Base& base, std::vector<wire::LogEntry> entries,
+                         Instant now) {
   const Recovery recovery = std::move(returning_.recoveries.at(group));
   const std::map<Seat, ConnectionId> seats = gathered(group, recovery);
-  std::vector<wire::LogEntry> entries = connections_.at(base.source).asked->log();
   returning_.recoveries.erase(group);
   run_.quiet_since = now;  // members of other groups may be on their way
   std::vector<std::pair<ConnectionId, wire::Join>> newcomers;

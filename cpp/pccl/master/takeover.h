@@ -62,7 +62,9 @@ class Takeover {
   void consider(std::uint32_t group, Recovery& recovery, Instant now);
   [[nodiscard]] Instant enough_since(const Base& base,
                                      const std::map<Seat, ConnectionId>& seats) const;
-  void take_over(std::uint32_t group, const Base& base, Instant now);
+  // `entries`: the log up to the base.
+  void take_over(std::uint32_t group, const Base& base, std::vector<wire::LogEntry> entries,
+                 Instant now);
   void end_recovery(std::uint32_t group);
   void end_with(std::uint32_t group, const wire::EpochRecord& last);
 
