@@ -1,6 +1,7 @@
 // The invariants of docs/internals/architecture.md, checked after every event of a simulated run.
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "tests/simulation/sim_world.h"
@@ -14,9 +15,9 @@ namespace {
 
 // After the last fault every call ends within this time.
 constexpr Duration kCallLimit = seconds(90);
-// Reductions may take this much longer for each of the host's segments. A window may be one
-// segment, and a slow connection may take 64 bytes at a time.
-constexpr Duration kSegmentLimit = milliseconds(250);
+// Reductions may take this many times the network's slowness longer for each of the host's
+// segments. A window may be one segment, and a slow connection may take 64 bytes at a time.
+constexpr int kSegmentLimit = 50;
 // After the last fault every program ends within this time.
 constexpr Duration kProgramLimit = seconds(900);
 constexpr std::size_t kKeptBuffers = 12;
@@ -52,6 +53,7 @@ void Checks::started(const Host& host, const Reduction& reduction) {
   const auto* key = std::get_if<wire::OpKey>(&reduction.call->key);
   if (key == nullptr || key->admission == 0) return;  // it was never started
   Contribution contribution;
+  contribution.since = reduction.since;
   contribution.shape = reduction.shape;
   contribution.position = reduction.position;
   contribution.op = reduction.op;
@@ -474,7 +476,8 @@ void Checks::no_hang() {
     const auto late = [&](Instant since, Duration limit = kCallLimit) {
       return now - std::max(since, world_.calm_since()) > limit;
     };
-    const Duration limit = kCallLimit + kSegmentLimit * unfinished_segments(*host);
+    const Duration limit =
+        kCallLimit + kSegmentLimit * world_.network.slowness * unfinished_segments(*host);
     for (const ReductionPtr& reduction : host->reductions()) {
       if (!reduction->call->done && late(reduction->since, limit)) {
         return fail("I4", host->name() + " hangs in " + wire::describe(reduction->call->key));
@@ -528,11 +531,22 @@ void Checks::at_the_end() {
   }
   replicas_were_the_same();
   if (world_.report.faults > 0) return;
-  // Without faults, all members that disagree get mismatched_call, with the same culprit.
+  // Without faults, all members that disagree get mismatched_call, with the same culprit. The
+  // master does not wait for a call that it hears of after the grace period.
+  const Duration on_its_way = 25 * world_.network.slowness;  // a call, at most
   for (const auto& [id, contributions] : contributions_) {
-    std::map<std::uint64_t, std::size_t> votes;
-    for (const auto& [peer, contribution] : contributions) ++votes[contribution.shape];
-    if (votes.size() < 2) continue;
+    std::set<std::uint64_t> shapes;
+    Instant first = Instant::max();
+    for (const auto& [peer, contribution] : contributions) {
+      shapes.insert(contribution.shape);
+      first = std::min(first, contribution.since);
+    }
+    if (shapes.size() < 2) continue;
+    std::map<std::uint64_t, std::size_t> votes;  // of which the master heard in time
+    for (const auto& [peer, contribution] : contributions) {
+      if (contribution.since + on_its_way <= first + master::kMismatchGrace)
+        ++votes[contribution.shape];
+    }
     for (const Ending& ending : operations_[id]) {
       const auto culprit = contributions.find(ending.culprit);
       if (ending.code != Code::mismatched_call) {

@@ -386,6 +386,7 @@ class Checks {
   using OpId = std::pair<std::uint64_t, wire::OpKey>;  // run, key
   using RoundId = std::pair<std::uint64_t, wire::RoundKey>;
   struct Contribution {
+    Instant since{};  // of the call
     std::uint64_t shape = 0;
     std::uint64_t position = 0;
     ReduceOp op = ReduceOp::sum;
