@@ -21,6 +21,12 @@ def openssl() -> tuple[str, bool]:
 def is_set(variable: str) -> bool:
     """Whether the environment has a value for it, and not an empty one."""
 
+def long_path_congestion() -> str:
+    """The congestion control that connections on long paths get by themselves.
+
+    "": the system's.
+    """
+
 def shares_memory() -> bool:
     """Whether peers of one host can share memory on this system; if not, they use TCP."""
 

@@ -23,6 +23,8 @@ collect_ignore = ["integrations"]
 
 # Before any engine object is made, and inherited by every process a test starts.
 os.environ["PCCL_BIND"] = "127.0.0.1"
+# Results must not depend on what the machine's kernel has.
+os.environ["PCCL_TCP_CONGESTION"] = "system"
 # Tests read lines as a user at a terminal sees them.
 os.environ.setdefault("PCCL_LOG_FORMAT", "short")
 # A shell's background jobs ignore SIGINT, and so would every process a test starts.

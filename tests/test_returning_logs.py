@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from reports import LOG_PART, PROMISE, REJOIN, gone, listed, log_part, peer, record, u32, u64, verdict
+from reports import (
+    LOG_PART,
+    PROMISE,
+    REJOIN,
+    gone,
+    listed,
+    log_part,
+    peer,
+    record,
+    u32,
+    u64,
+    verdict,
+)
 
 from pccl import _testing
 

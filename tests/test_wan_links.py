@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import lab
 import namespaces
@@ -50,6 +51,32 @@ def ends(peers: list[Worker], timeout: float = 60) -> list[int]:
     answers = [peer.expect("done", timeout) for peer in peers]
     assert all(answer["right"] and answer["size"] == len(peers) for answer in answers), answers
     return [answer["attempts"] for answer in answers]
+
+
+def has_bbr() -> bool:
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    return known.exists() and "bbr" in known.read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "setting", "names"),
+    [
+        pytest.param(10, "", ["bbr"] * 6, id="long"),
+        pytest.param(0.2, "", ["cubic"] * 6, id="short"),
+        pytest.param(10, "system", ["cubic"] * 16, id="the system's"),
+        pytest.param(0.2, "bbr", ["bbr"] * 6, id="by name"),
+        pytest.param(10, "reno", ["reno"] * 16, id="another name"),
+    ],
+)
+@pytest.mark.skipif(not has_bbr(), reason="the kernel has no BBR")
+def test_long_paths_have_bbr(delay_ms: float, setting: str, names: list[str]) -> None:
+    with Lab([Host(200, 200)] * 2, delay_ms=delay_ms, congestion="cubic") as world:
+        hosts = hosts_of(world)
+        with namespaces.running_on(hosts[0], PCCL_TCP_CONGESTION=setting) as run:
+            settings = {"PCCL_MIN_PEERS": "2", "CONNECTIONS": str(len(names))}
+            peers = [run.peer(wan_links.say_congestion, host, **settings) for host in hosts]
+            for peer in peers:
+                assert peer.expect("congestion", 60)["names"] == names
 
 
 def test_resets_cost_no_attempt() -> None:

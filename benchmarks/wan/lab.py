@@ -315,8 +315,13 @@ class Lab:
     # ---- processes ----
 
     def command(self, host: int, command: Sequence[str] = ()) -> list[str]:
-        """Returns the command that runs `command` on a host."""
-        return ["ip", "netns", "exec", self.namespace(host), *command]
+        """Returns the command that runs `command` on a host.
+
+        pccl chooses no congestion control there, unless PCCL_TCP_CONGESTION is set here.
+        """
+        chosen = os.environ.get("PCCL_TCP_CONGESTION", "system")
+        environment = ["env", f"PCCL_TCP_CONGESTION={chosen}"]
+        return ["ip", "netns", "exec", self.namespace(host), *environment, *command]
 
     def run(
         self,

@@ -21,6 +21,7 @@ from pccl.tools.status import in_background, master_of
 __all__: list[str] = []
 
 _MIB = 1 << 20
+_ALLOWED = "net.ipv4.tcp_allowed_congestion_control"
 _FILES = 1024  # fewer descriptors leave a link few connections
 _BUFFER = 4 * _MIB  # bytes of tcp_rmem and tcp_wmem; they bound a connection's rate at 100 ms
 
@@ -224,10 +225,18 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
     yield Check("peers", "fail" if closed else "warn" if lost else "ok", text)
 
 
-def _sysctl(name: str) -> list[int] | None:
+def _words(name: str) -> list[str] | None:
     try:
-        return [int(word) for word in Path("/proc/sys", *name.split(".")).read_text().split()]
-    except (OSError, ValueError):
+        return Path("/proc/sys", *name.split(".")).read_text().split()
+    except OSError:
+        return None
+
+
+def _sysctl(name: str) -> list[int] | None:
+    words = _words(name)
+    try:
+        return None if words is None else [int(word) for word in words]
+    except ValueError:
         return None
 
 
@@ -263,6 +272,15 @@ def _of_this_machine() -> Iterator[Check]:
         yield Check("buffers", "warn", text + f"number to {_BUFFER} or more")
     elif shown:
         yield Check("buffers", "ok", ", ".join(shown))
+    chosen = os.environ.get("PCCL_TCP_CONGESTION", "")
+    if chosen:
+        yield Check("congestion", "info", f"PCCL_TCP_CONGESTION={chosen}")
+    elif _core.long_path_congestion():
+        yield Check("congestion", "info", "BBR where a round trip takes 5 ms or more")
+    elif (allowed := _words(_ALLOWED)) is not None:
+        how = f'modprobe tcp_bbr; sysctl -w {_ALLOWED}="{" ".join([*allowed, "bbr"])}"'
+        text = f"the system's; BBR is faster where packets get lost ({how})"
+        yield Check("congestion", "info", text)
     idle = _sysctl("net.ipv4.tcp_slow_start_after_idle")
     if idle is not None:
         again = "again after every pause (net.ipv4.tcp_slow_start_after_idle=1; 0 is better where "

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import threading
 import zlib
 from typing import Any
 
 import numpy as np
 
 import pccl
+from programs.links import links
 from programs.peer import expected, hear, peer_id, say, start, value, x
 
 
@@ -30,6 +33,23 @@ def reduce_as_told() -> None:
         )
         say(event="done", right=right, size=info.world_size, attempts=info.attempts)
     pccl.shutdown()
+
+
+def say_congestion() -> None:
+    """The congestion control of each connection to another peer."""
+    start()
+    pccl.allreduce(x(10))
+    wanted = int(os.environ["CONNECTIONS"])
+    master = int(os.environ["PCCL_MASTER"].rpartition(":")[2])
+
+    def names() -> list[str]:
+        option = socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16
+        return [end.getsockopt(*option).rstrip(b"\0").decode() for end in links(master)]
+
+    while len(names()) < wanted:
+        threading.Event().wait(0.01)
+    say(event="congestion", names=names())
+    hear()
 
 
 def prepare_as_told() -> None:

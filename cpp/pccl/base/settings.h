@@ -92,7 +92,8 @@ struct Settings {
   // the cores, at most 8.
   unsigned threads = 0;
 
-  // PCCL_TCP_CONGESTION: congestion control of connections between hosts. Empty: the system's.
+  // PCCL_TCP_CONGESTION: congestion control of connections between hosts. Empty: BBR on long paths,
+  // if the kernel allows it. "system": the system's.
   std::string tcp_congestion;
 
   // PCCL_SHM: 1 or 0: whether peers on one host reduce in shared memory.

@@ -4,6 +4,7 @@
 #include "pccl/base/log.h"
 #include "pccl/bindings/common.h"
 #include "pccl/io/address.h"
+#include "pccl/io/congestion.h"
 #include "pccl/io/openssl.h"
 
 NB_MODULE(_core, m) {
@@ -21,6 +22,10 @@ NB_MODULE(_core, m) {
     return nb::make_tuple(used.version, used.bundled);
   });
   m.def("interface_addresses", &pccl::io::interface_addresses);
+  m.def("long_path_congestion", [] {
+    const auto chosen = pccl::io::Congestion::make({});
+    return chosen ? chosen->name() : std::string();
+  });
   m.def(
       "is_set",
       [](const char* variable) {

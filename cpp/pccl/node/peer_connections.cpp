@@ -39,11 +39,13 @@ std::size_t total(std::span<const iovec> parts) {
 
 PeerConnections::PeerConnections(asio::io_context& context, peer::Engine& engine,
                                  const RuntimeOptions& options, std::shared_ptr<io::TlsContext> tls,
-                                 io::Workers& workers, std::function<void()> act)
+                                 io::Congestion congestion, io::Workers& workers,
+                                 std::function<void()> act)
     : context_(context),
       engine_(engine),
       options_(options),
       tls_(std::move(tls)),
+      congestion_(std::move(congestion)),
       workers_(workers),
       act_(std::move(act)),
       doorway_(context, doorway_owner()) {}
@@ -90,8 +92,7 @@ io::Doorway::Owner PeerConnections::doorway_owner() {
 void PeerConnections::add_socket(std::uint64_t id, std::unique_ptr<io::Socket> socket, bool local) {
   if (!local) {
     socket->hold_little();
-    if (!options_.settings.tcp_congestion.empty())
-      (void)os::set_congestion_control(socket->raw(), options_.settings.tcp_congestion);
+    congestion_.choose(socket->raw());
   }
   Connection& connection = connections_[id];
   connection.local = local;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pccl/base/pace.h"
+#include "pccl/io/congestion.h"
 #include "pccl/io/connector.h"
 #include "pccl/io/doorway.h"
 #include "pccl/io/tls.h"
@@ -28,8 +29,8 @@ class PeerConnections {
   // `tls`: null without a secret. `workers`: move bytes of different connections at the same time,
   // if there is more than one. `act` carries out what the engine asks for after an event.
   PeerConnections(asio::io_context& context, peer::Engine& engine, const RuntimeOptions& options,
-                  std::shared_ptr<io::TlsContext> tls, io::Workers& workers,
-                  std::function<void()> act);
+                  std::shared_ptr<io::TlsContext> tls, io::Congestion congestion,
+                  io::Workers& workers, std::function<void()> act);
 
   // Takes a listening descriptor over.
   void listen(int descriptor) { doorway_.start(descriptor); }
@@ -143,6 +144,7 @@ class PeerConnections {
   peer::Engine& engine_;
   const RuntimeOptions& options_;
   const std::shared_ptr<io::TlsContext> tls_;
+  const io::Congestion congestion_;
   io::Workers& workers_;
   const std::function<void()> act_;
   io::Doorway doorway_;

@@ -7,7 +7,6 @@
 #include "pccl/base/clock.h"
 #include "pccl/base/log.h"
 #include "pccl/io/address.h"
-#include "pccl/io/congestion.h"
 #include "pccl/os/pages.h"
 #include "pccl/os/process.h"
 #include "pccl/os/shared_memory.h"
@@ -20,6 +19,9 @@ namespace {
 // kDoze in loop.cpp): some 50 ms in all. No deadline is so near that this matters.
 constexpr Duration kCoarse = std::chrono::milliseconds(20);
 constexpr std::size_t kMaxAddresses = 32;
+// Stripes of a link with BBR. A loss does not slow it down, so a link needs fewer, and more of them
+// made it slower (docs/guide/performance.md).
+constexpr link::StripeTuner::Options kPacedStripes{6, 2, 16};
 
 struct Listening {
   int descriptor = -1;
@@ -88,10 +90,8 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   const Status fits = check_advertised(options.advertise);
   if (!fits) return fits.error();
   options.settings.shm = options.settings.shm && os::shares_memory();
-  if (!options.settings.tcp_congestion.empty()) {
-    const Status works = io::check_congestion_control(options.settings.tcp_congestion);
-    if (!works) return works.error();
-  }
+  auto congestion = io::Congestion::make(options.settings.tcp_congestion);
+  if (!congestion) return congestion.error();
   std::shared_ptr<io::TlsContext> tls;
   if (options.secret) {
     auto made_tls = io::TlsContext::make(io::TlsOptions(options.settings));
@@ -114,7 +114,8 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   options.join.heartbeats = {in_milliseconds(options.settings.heartbeat_interval),
                              in_milliseconds(options.settings.heartbeat_timeout)};
   options.join.masters = static_cast<std::uint32_t>(options.masters.size());
-  std::shared_ptr<Runtime> made(new Runtime(std::move(options), std::move(tls), std::move(trace)));
+  std::shared_ptr<Runtime> made(
+      new Runtime(std::move(options), std::move(tls), *std::move(congestion), std::move(trace)));
   {
     const io::Turn turn(made->driver_);
     made->peers_.listen(listening->descriptor);
@@ -132,7 +133,8 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   return made;
 }
 
-peer::EngineOptions Runtime::engine_options() {
+// `paced`: connections on long paths have a congestion control that paces packets.
+peer::EngineOptions Runtime::engine_options(bool paced) {
   peer::EngineOptions options;
   options.join = options_.join;
   options.settings = options_.settings;
@@ -143,6 +145,7 @@ peer::EngineOptions Runtime::engine_options() {
     // Each stripe belongs to one thread at a time.
     if (!options_.settings.shm) options.local_stripes = workers_.threads();
   }
+  if (paced) options.stripes = kPacedStripes;
   options.stripe_budget = static_cast<std::uint32_t>(io::descriptor_share(options.stripe_budget));
   if (!options_.settings.shm) return options;
   options.locality.make_region = memory::make_region;
@@ -170,16 +173,17 @@ Pace Runtime::step() {
 }
 
 Runtime::Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls,
-                 std::unique_ptr<TraceWriter> trace)
+                 io::Congestion congestion, std::unique_ptr<TraceWriter> trace)
     : options_(std::move(options)),
       trace_(std::move(trace)),
       cores_(os::usable_processors()),
       workers_(threads_of(options_.settings, cores_, 0)),
-      engine_(engine_options(),
+      engine_(engine_options(congestion.paces()),
               std::make_shared<BufferPool>(options_.settings.buffer_bytes,
                                            BufferPool::Pages{os::map_pages, os::unmap_pages})),
       master_(driver_.context(), engine_, options_, tls, [this] { act(); }),
-      peers_(driver_.context(), engine_, options_, std::move(tls), workers_, [this] { act(); }),
+      peers_(driver_.context(), engine_, options_, std::move(tls), std::move(congestion), workers_,
+             [this] { act(); }),
       timer_(driver_.context()) {}
 
 Runtime::~Runtime() = default;

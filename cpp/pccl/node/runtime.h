@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 
+#include "pccl/io/congestion.h"
 #include "pccl/io/loop.h"
 #include "pccl/io/workers.h"
 #include "pccl/node/master_connection.h"
@@ -65,9 +66,9 @@ class Runtime {
   [[nodiscard]] bool control_flushed() const { return control_flushed_.load(); }
 
  private:
-  Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls,
+  Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls, io::Congestion congestion,
           std::unique_ptr<TraceWriter> trace);
-  [[nodiscard]] peer::EngineOptions engine_options();
+  [[nodiscard]] peer::EngineOptions engine_options(bool paced);
   void arm_timer(Duration least);
   [[nodiscard]] Pace step();
 
