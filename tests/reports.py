@@ -95,26 +95,24 @@ def record(
     name: str = "",
     relayed: Sequence[tuple[int, int]] = (),
     gone: Sequence[tuple[bytes, str]] = (),
-    joined: Sequence[int] = (),
 ) -> bytes:
     """An epoch of these members, which begins with an admission.
 
-    `relayed`: pairs of ranks. `gone`: ids, and why. `joined`: the members' ordinals; else the same
-    for all.
+    `relayed`: pairs of ranks. `gone`: ids, and why.
     """
     tickets = tickets or ids
     n = len(ids)
     addresses = listed([text(host) + bytes(2) for host in hosts])
     members = [
         who
-        + u64(ordinal)
+        + u64(5)
         + addresses
         + bytes(16)
         + text(who.hex() if replicas else "")
         + seal(known)
         + text(name)
         + u32(1)
-        for who, known, ordinal in zip(ids, tickets, joined or [5] * n, strict=True)
+        for who, known in zip(ids, tickets, strict=True)
     ]
     plan = u32(65536) + listed([u32(rank) for rank in range(n)])
     plan += listed([u64(1 << 60) + b"\0" + listed([u32(1)] * n)]) + listed([]) * 2

@@ -275,6 +275,7 @@ def test_a_peer_whose_address_changes_goes_on_and_the_others_see_one_loss_at_mos
         namespaces.ip(*f"-n {moved} addr add 10.77.3.77/24 dev eth".split())
         for peer in peers[:2]:
             steps = over_the_outage(peer)
+            assert steps[-1]["event"] == "step", steps[-1]
             sizes = [key for key, _ in itertools.groupby(step["size"] for step in steps)]
             # It is back at the master before that counts it as silent, or after it.
             assert sizes in ([3], [3, 2, 3], [2, 3]), sizes

@@ -317,11 +317,10 @@ class Lab:
     def command(self, host: int, command: Sequence[str] = ()) -> list[str]:
         """Returns the command that runs `command` on a host.
 
-        pccl chooses no congestion control there, unless PCCL_TCP_CONGESTION is set here.
+        pccl chooses no congestion control there, unless PCCL_TCP_CONGESTION is set.
         """
-        chosen = os.environ.get("PCCL_TCP_CONGESTION", "system")
-        environment = ["env", f"PCCL_TCP_CONGESTION={chosen}"]
-        return ["ip", "netns", "exec", self.namespace(host), *environment, *command]
+        default = ': "${PCCL_TCP_CONGESTION=system}"; export PCCL_TCP_CONGESTION; exec "$@"'
+        return ["ip", "netns", "exec", self.namespace(host), "sh", "-c", default, "sh", *command]
 
     def run(
         self,

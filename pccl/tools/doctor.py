@@ -274,7 +274,7 @@ def _of_this_machine() -> Iterator[Check]:
         yield Check("buffers", "ok", ", ".join(shown))
     chosen = os.environ.get("PCCL_TCP_CONGESTION", "")
     if chosen:
-        yield Check("congestion", "info", f"PCCL_TCP_CONGESTION={chosen}")
+        yield Check("congestion", "info", f"{chosen} (PCCL_TCP_CONGESTION)")
     elif _core.long_path_congestion():
         yield Check("congestion", "info", "BBR where a round trip takes 5 ms or more")
     elif (allowed := _words(_ALLOWED)) is not None:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"

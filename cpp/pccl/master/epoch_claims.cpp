@@ -72,7 +72,7 @@ std::vector<EpochClaim> claims(const std::vector<Reporter>& reporters) {
     const auto rank = [](const Reporter& one) {
       return std::pair(one.promise != nullptr, one.report->at());
     };
-    return rank(a) < rank(b) || (rank(a) == rank(b) && a.report->joined() > b.report->joined());
+    return rank(a) < rank(b) || (rank(a) == rank(b) && a.report->place() > b.report->place());
   };
   for (const Reporter& one : reporters) {
     const Returned& report = *one.report;

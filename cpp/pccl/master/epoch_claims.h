@@ -25,8 +25,8 @@ struct EpochClaim {
   std::size_t hash = 0;  // of its members
   const std::vector<Seat>* members = nullptr;
   // A reported epoch has the reporter with the newest log, of those that have promised if there are
-  // any; of several, the one that joined first. A proposal has one that has accepted it; its log
-  // ends in the epoch before.
+  // any; of several, the one that was admitted first. A proposal has one that has accepted it; its
+  // log ends in the epoch before.
   Reporter best;
   std::size_t supporters = 0;               // reports of it
   const AcceptedEpoch* proposed = nullptr;  // it was accepted after the epoch of `best`; or null

@@ -65,7 +65,7 @@ void Restart::on_rejoin(ConnectionId id, ControlPeer& connection, const wire::Fr
 void Restart::rebuild_if_ready(std::uint32_t group, Instant now) {
   const auto it = returning_.recoveries.find(group);
   if (it == returning_.recoveries.end()) return;
-  const Recovery& recovery = it->second;
+  Recovery& recovery = it->second;
   const auto [back, all] = count_back(recovery.reports);
   const std::string share = std::to_string(back) + " of " + std::to_string(all) + " members";
   if (back * 2 <= all && now - recovery.since >= options_.reconnect_timeout) {
@@ -82,8 +82,7 @@ void Restart::rebuild_if_ready(std::uint32_t group, Instant now) {
   }
   if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
   const Returned& best = newest(recovery.reports);
-  const auto entries =
-      returning_.whole_log(best.connection(), best.rejoin(), recovery.reports, now);
+  const auto entries = returning_.whole_log(best.connection(), best.rejoin(), recovery, now);
   if (!entries) return;
   const std::vector<Returned> reports = std::move(it->second.reports);
   returning_.recoveries.erase(it);

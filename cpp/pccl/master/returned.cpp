@@ -36,8 +36,6 @@ Returned::Returned(ConnectionId connection, const wire::Rejoin& rejoin)
       at_(rejoin.record.epoch, rejoin.applied),
       group_(rejoin.group),
       ticket_(rejoin.ticket) {
-  for (const wire::Member& member : rejoin.record.members)
-    if (member.id == seat_.first && member.seal == seat_.second) joined_ = member.joined;
   auto record = std::make_shared<Record>();
   record->members = seats_in(rejoin.record);
   record->members_hash = hash_of(record->members);
@@ -45,6 +43,9 @@ Returned::Returned(ConnectionId connection, const wire::Rejoin& rejoin)
   record->bytes.shrink_to_fit();
   record->hash = hash_of(record->bytes);
   record_ = std::move(record);
+  const auto own = std::ranges::find(record_->members, seat_);
+  if (own != record_->members.end())
+    place_ = static_cast<std::size_t>(own - record_->members.begin());
 }
 
 wire::Rejoin Returned::rejoin() const {
@@ -88,7 +89,7 @@ std::size_t AcceptedEpoch::bytes() const {
 
 const Returned& newest(const std::vector<Returned>& reports) {
   return *std::ranges::max_element(reports, [](const Returned& a, const Returned& b) {
-    return a.at() < b.at() || (a.at() == b.at() && a.joined() > b.joined());
+    return a.at() < b.at() || (a.at() == b.at() && a.place() > b.place());
   });
 }
 

@@ -27,11 +27,10 @@ class Returned {
   [[nodiscard]] std::uint32_t group() const { return group_; }
   // Its last epoch, and the ordinal of the last log entry that it has applied.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> at() const { return at_; }
-  // Its place among all that have joined the run, as its record says: less for those who came
-  // earlier.
-  [[nodiscard]] std::uint64_t joined() const { return joined_; }
   // The members of that epoch.
   [[nodiscard]] const std::vector<Seat>& members() const { return record_->members; }
+  // Its place among these, which are in the order in which they were admitted.
+  [[nodiscard]] std::size_t place() const { return place_; }
   [[nodiscard]] wire::Rejoin rejoin() const;
 
   [[nodiscard]] std::size_t members_hash() const { return record_->members_hash; }
@@ -53,7 +52,7 @@ class Returned {
   ConnectionId connection_;
   Seat seat_;
   std::pair<std::uint64_t, std::uint64_t> at_;
-  std::uint64_t joined_ = std::numeric_limits<std::uint64_t>::max();
+  std::size_t place_ = std::numeric_limits<std::size_t>::max();
   std::shared_ptr<const Record> record_;
   std::uint32_t group_;
   Ticket ticket_;
@@ -87,8 +86,8 @@ struct Promised {
   std::shared_ptr<const AcceptedEpoch> accepted;
 };
 
-// The report with the newest log; of several, that of the member that joined first, since logs of
-// newcomers begin with their admission. REQUIRES: reports is not empty.
+// The report with the newest log; of several, that of the member that was admitted first, since a
+// log begins with its member's admission. REQUIRES: reports is not empty.
 [[nodiscard]] const Returned& newest(const std::vector<Returned>& reports);
 
 }  // namespace pccl::master

@@ -10,6 +10,10 @@
 namespace pccl::master {
 namespace {
 
+// How long members wait for the entries that only one of them lacks, before it is put out. Those
+// that wait for a master go to the next one after kPatience (peer/control_connection.h).
+constexpr Duration kPrefixPatience = std::chrono::milliseconds(500);
+
 // Calls `look` with every report that waits here.
 template <class Look>
 void each_report(const Returning& returning, const Look& look) {
@@ -155,41 +159,61 @@ void Returning::ask_for_log(ConnectionId id, ControlPeer& connection, const wire
   connections_.send(id, term, 0, wire::RequestLog{});
 }
 
-std::optional<std::vector<wire::LogEntry>> Returning::log_of(ConnectionId id,
-                                                             const wire::Rejoin& rejoin,
-                                                             Instant now) {
+// Whether its whole log is here; asks for it if nobody has.
+bool Returning::has_log(ConnectionId id, const wire::Rejoin& rejoin, Instant now) {
   ControlPeer& connection = connections_.at(id);
   if (!connection.asked) ask_for_log(id, connection, rejoin, now);
-  if (!connection.asked->complete) return std::nullopt;
-  return connection.asked->log();
+  return connection.asked->complete;
 }
 
-std::optional<std::vector<wire::LogEntry>> Returning::whole_log(
-    ConnectionId source, const wire::Rejoin& last, const std::vector<Returned>& reports,
-    Instant now) {
-  std::optional<std::vector<wire::LogEntry>> log = log_of(source, last, now);
-  if (!log || log->empty()) return log;
-  const auto* admission = std::get_if<wire::EpochRecord>(&log->front().what);
-  if (admission == nullptr || admission->cause != wire::Cause::admission) return log;
-  const std::uint64_t before = log->front().ordinal - 1;
-  const std::set<Seat> members = seats_of(*admission);
-  const Returned* oldest = nullptr;
-  for (const Returned& one : reports) {
-    // Logs agree up to the end of an epoch that both have applied.
+// The member that was admitted first, of those whose log has the entry with this ordinal, of the
+// epoch before `admission` or a later one. Logs agree up to the end of an epoch that both have.
+// Null: there is none.
+const Returned* Returning::provider(const Recovery& recovery, const wire::EpochRecord& admission,
+                                    std::uint64_t ordinal, std::uint64_t last_epoch) const {
+  const std::set<Seat> members = seats_of(admission);
+  const Returned* first = nullptr;
+  for (const Returned& one : recovery.reports) {
+    const ControlPeer& connection = connections_.at(one.connection());
+    // Several masters: one that has not promised may be gone.
+    const bool here = !connection.closing && (recovery.term == 0 || connection.promise);
     const auto [epoch, applied] = one.at();
-    if (!members.contains(one.seat()) || applied < before || epoch + 1 < admission->epoch ||
-        epoch > last.record.epoch)
+    if (!here || !members.contains(one.seat()) || applied < ordinal ||
+        epoch + 1 < admission.epoch || epoch > last_epoch)
       continue;
-    if (oldest == nullptr || one.joined() < oldest->joined()) oldest = &one;
+    if (first == nullptr || one.place() < first->place()) first = &one;
   }
-  if (oldest == nullptr || oldest->connection() == source) return log;
-  const auto older = log_of(oldest->connection(), oldest->rejoin(), now);
-  if (!older) return std::nullopt;
-  std::vector<wire::LogEntry> whole;
-  std::ranges::copy_if(*older, std::back_inserter(whole),
-                       [&](const wire::LogEntry& entry) { return entry.ordinal <= before; });
-  whole.insert(whole.end(), log->begin(), log->end());
-  return whole;
+  return first;
+}
+
+std::optional<std::vector<wire::LogEntry>> Returning::whole_log(ConnectionId source,
+                                                                const wire::Rejoin& last,
+                                                                Recovery& recovery, Instant now) {
+  if (!has_log(source, last, now)) return std::nullopt;
+  std::vector<wire::LogEntry> log = connections_.at(source).asked->log();
+  while (!log.empty()) {
+    const auto* admission = std::get_if<wire::EpochRecord>(&log.front().what);
+    if (admission == nullptr || admission->cause != wire::Cause::admission) break;
+    const std::uint64_t before = log.front().ordinal - 1;
+    const std::set<Seat> members = seats_of(last.record);
+    const bool lacks = std::ranges::any_of(recovery.reports, [&](const Returned& one) {
+      return one.at().second < before && members.contains(one.seat());
+    });
+    if (!lacks) break;
+    const Returned* const other = provider(recovery, *admission, before, last.record.epoch);
+    if (other == nullptr || other->connection() == source) break;
+    if (!has_log(other->connection(), other->rejoin(), now)) {
+      if (!recovery.prefix_due) recovery.prefix_due = now + kPrefixPatience;
+      if (now < *recovery.prefix_due) return std::nullopt;
+      break;
+    }
+    std::vector<wire::LogEntry> whole = connections_.at(other->connection()).asked->log();
+    std::erase_if(whole, [&](const wire::LogEntry& entry) { return entry.ordinal > before; });
+    if (whole.empty()) break;
+    std::ranges::move(log, std::back_inserter(whole));
+    log = std::move(whole);
+  }
+  return log;
 }
 
 bool Returning::on_log_part(ConnectionId id, ControlPeer& connection, const wire::LogPart& part,
@@ -216,7 +240,10 @@ bool Returning::on_log_part(ConnectionId id, ControlPeer& connection, const wire
   if (!part.last) return false;
   asked.complete = true;
   const auto recovery = recoveries.find(group);
-  if (recovery != recoveries.end()) recovery->second.changed = true;
+  if (recovery != recoveries.end()) {
+    recovery->second.changed = true;
+    recovery->second.asked.erase(asked.report.seat());
+  }
   const wire::Rejoin rejoin = asked.report.rejoin();
   const std::vector<wire::LogEntry> entries = asked.log();
   if (const Status sound = check_log(rejoin, entries, options_); !sound) return refused(sound);

@@ -17,13 +17,14 @@ namespace pccl::master {
 
 // The members of one group that have returned, and wait for each other.
 struct Recovery {
-  Instant since{};                // when the first of them came
-  std::vector<Returned> reports;  // one for each member
-  std::map<Seat, Instant> asked;  // since when a member was asked for its log
-  std::uint32_t term = 0;         // several masters: promises were asked for it; 0: none were
-  Instant promises_since{};       // several masters: when promises were asked
-  bool changed = true;            // several masters: since a takeover was last considered
-  bool waited = false;            // several masters: the grace period was over then
+  Instant since{};                    // when the first of them came
+  std::vector<Returned> reports;      // one for each member
+  std::map<Seat, Instant> asked;      // since when a member was asked for its log, and owes it
+  std::optional<Instant> prefix_due;  // when earlier entries of another log are not waited for
+  std::uint32_t term = 0;             // several masters: promises were asked for it; 0: none were
+  Instant promises_since{};           // several masters: when promises were asked
+  bool changed = true;                // several masters: since a takeover was last considered
+  bool waited = false;                // several masters: the grace period was over then
   // Several masters: when to consider a takeover again. Members of the base may still come.
   std::optional<Instant> again;
 };
@@ -66,12 +67,13 @@ class Returning {
   // A member has one deadline for its log, however often it returns: the others wait for it.
   void ask_for_log(ConnectionId id, ControlPeer& connection, const wire::Rejoin& rejoin,
                    Instant now);
-  // The log that ends with `last`, which `source` has reported. Logs of newcomers begin with their
-  // admission, and other members may not have applied the entries before it. Those come from the
-  // member that joined first. Empty: a log has not arrived; it has been asked for.
-  [[nodiscard]] std::optional<std::vector<wire::LogEntry>> whole_log(
-      ConnectionId source, const wire::Rejoin& last, const std::vector<Returned>& reports,
-      Instant now);
+  // The log that ends with `last`, which `source` has reported. A log begins with its member's
+  // admission at the earliest. If a member that has returned lacks entries before that, they come
+  // from others. Empty: a log has not arrived; it has been asked for.
+  [[nodiscard]] std::optional<std::vector<wire::LogEntry>> whole_log(ConnectionId source,
+                                                                     const wire::Rejoin& last,
+                                                                     Recovery& recovery,
+                                                                     Instant now);
   // REQUIRES: the log was asked for. True: the recovery of its group may be ready now.
   [[nodiscard]] bool on_log_part(ConnectionId id, ControlPeer& connection,
                                  const wire::LogPart& part, Instant now);
@@ -82,9 +84,10 @@ class Returning {
 
  private:
   [[nodiscard]] std::size_t reported_bytes(const Seat& without) const;
-  [[nodiscard]] std::optional<std::vector<wire::LogEntry>> log_of(ConnectionId id,
-                                                                  const wire::Rejoin& rejoin,
-                                                                  Instant now);
+  [[nodiscard]] bool has_log(ConnectionId id, const wire::Rejoin& rejoin, Instant now);
+  [[nodiscard]] const Returned* provider(const Recovery& recovery,
+                                         const wire::EpochRecord& admission, std::uint64_t ordinal,
+                                         std::uint64_t last_epoch) const;
 
   const Options& options_;
   ServedRun& run_;

@@ -365,8 +365,9 @@ void Takeover::consider(std::uint32_t group, Recovery& recovery, Instant now) {
     const auto& record = std::get<wire::EpochRecord>(base->proposed->what);
     if (record.members.empty()) return end_with(group, record);
   }
-  auto log = returning_.whole_log(base->source, base->last, recovery.reports, now);
-  if (log) take_over(group, *base, std::move(*log), now);
+  auto log = returning_.whole_log(base->source, base->last, recovery, now);
+  if (log) return take_over(group, *base, std::move(*log), now);
+  if (recovery.prefix_due) recovery.again = recovery.prefix_due;
 }
 
 // The master before has evicted all members in this epoch, which may be decided. Each of them is

@@ -19,8 +19,8 @@ namespace {
 // kDoze in loop.cpp): some 50 ms in all. No deadline is so near that this matters.
 constexpr Duration kCoarse = std::chrono::milliseconds(20);
 constexpr std::size_t kMaxAddresses = 32;
-// Stripes of a link with BBR. A loss does not slow it down, so a link needs fewer, and more of them
-// made it slower (docs/guide/performance.md).
+// Stripes of a link where this peer may use BBR. A loss does not slow it down, so a link needs
+// fewer, and more of them made it slower (docs/guide/performance.md).
 constexpr link::StripeTuner::Options kPacedStripes{6, 2, 16};
 
 struct Listening {

@@ -9,7 +9,7 @@
 namespace pccl::os {
 
 struct TcpStatistics {
-  std::chrono::microseconds least_rtt{};         // since the connection began
+  std::chrono::microseconds least_rtt{};         // since the connection began; 0: not known
   std::chrono::microseconds busy{};              // with bytes to send ...
   std::chrono::microseconds held_by_sender{};    // ... while the send buffer was full
   std::chrono::microseconds held_by_receiver{};  // ... while the receive window was full

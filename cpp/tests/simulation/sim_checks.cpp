@@ -1,7 +1,6 @@
 // The invariants of docs/internals/architecture.md, checked after every event of a simulated run.
 #include <algorithm>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "tests/simulation/sim_world.h"
@@ -535,16 +534,18 @@ void Checks::at_the_end() {
   // master does not wait for a call that it hears of after the grace period.
   const Duration on_its_way = 25 * world_.network.slowness;  // a call, at most
   for (const auto& [id, contributions] : contributions_) {
-    std::set<std::uint64_t> shapes;
-    Instant first = Instant::max();
+    std::map<std::uint64_t, Instant> shapes;  // with the first call of each
     for (const auto& [peer, contribution] : contributions) {
-      shapes.insert(contribution.shape);
+      Instant& first = shapes.try_emplace(contribution.shape, Instant::max()).first->second;
       first = std::min(first, contribution.since);
     }
     if (shapes.size() < 2) continue;
+    std::vector<Instant> firsts;
+    for (const auto& [shape, first] : shapes) firsts.push_back(first);
+    std::ranges::sort(firsts);
     std::map<std::uint64_t, std::size_t> votes;  // of which the master heard in time
     for (const auto& [peer, contribution] : contributions) {
-      if (contribution.since + on_its_way <= first + master::kMismatchGrace)
+      if (contribution.since + on_its_way <= firsts[1] + master::kMismatchGrace)
         ++votes[contribution.shape];
     }
     for (const Ending& ending : operations_[id]) {

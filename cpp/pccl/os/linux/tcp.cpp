@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <limits>
 
 namespace pccl::os {
 
@@ -20,8 +21,10 @@ std::optional<TcpStatistics> tcp_statistics(int descriptor) {
   const auto us = [](std::uint64_t count) {
     return std::chrono::microseconds(static_cast<std::int64_t>(count));
   };
-  return TcpStatistics{us(info.tcpi_min_rtt), us(info.tcpi_busy_time), us(info.tcpi_sndbuf_limited),
-                       us(info.tcpi_rwnd_limited)};
+  // The kernel's value before there is a measurement.
+  const bool measured = info.tcpi_min_rtt != std::numeric_limits<std::uint32_t>::max();
+  return TcpStatistics{us(measured ? info.tcpi_min_rtt : 0), us(info.tcpi_busy_time),
+                       us(info.tcpi_sndbuf_limited), us(info.tcpi_rwnd_limited)};
 }
 
 int set_congestion_control(int descriptor, const std::string& name) {
