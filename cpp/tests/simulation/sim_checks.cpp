@@ -14,9 +14,11 @@ namespace {
 
 // After the last fault every call ends within this time.
 constexpr Duration kCallLimit = seconds(90);
-// Reductions may take this many times the network's slowness longer for each of the host's
-// segments. A window may be one segment, and a slow connection may take 64 bytes at a time.
-constexpr int kSegmentLimit = 50;
+// Reductions may take this much longer for each of the host's segments, or that many times the
+// network's slowness. A window may be one segment, and a slow connection may take 64 bytes at a
+// time.
+constexpr Duration kSegmentLimit = milliseconds(250);
+constexpr int kSegmentPaces = 50;
 // After the last fault every program ends within this time.
 constexpr Duration kProgramLimit = seconds(900);
 constexpr std::size_t kKeptBuffers = 12;
@@ -475,8 +477,8 @@ void Checks::no_hang() {
     const auto late = [&](Instant since, Duration limit = kCallLimit) {
       return now - std::max(since, world_.calm_since()) > limit;
     };
-    const Duration limit =
-        kCallLimit + kSegmentLimit * world_.network.slowness * unfinished_segments(*host);
+    const Duration of_segment = std::max(kSegmentLimit, kSegmentPaces * world_.network.slowness);
+    const Duration limit = kCallLimit + of_segment * unfinished_segments(*host);
     for (const ReductionPtr& reduction : host->reductions()) {
       if (!reduction->call->done && late(reduction->since, limit)) {
         return fail("I4", host->name() + " hangs in " + wire::describe(reduction->call->key));
