@@ -135,6 +135,9 @@ def test_the_others_do_not_wait_long_for_what_one_lacks(masters: int) -> None:
     assert not back.play.has_group(GROUP)
     back.play.passes(1)
     assert back.goes_on_without() == {6}
+    log = [entry(ordinal) for ordinal in (2, 3, 4)]
+    back.play.says(5, LOG_PART, log_part(log, last=True), term=back.term)
+    assert not back.goes_on_without()
 
 
 def test_a_member_that_has_not_promised_is_not_asked() -> None:
