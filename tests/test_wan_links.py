@@ -72,10 +72,10 @@ def test_long_paths_have_bbr(delay_ms: float, setting: str, names: list[str]) ->
     with Lab([Host(200, 200)] * 2, delay_ms=delay_ms, congestion="cubic") as world:
         hosts = hosts_of(world)
         with namespaces.running_on(hosts[0], PCCL_TCP_CONGESTION=setting) as run:
-            settings = {"PCCL_MIN_PEERS": "2", "CONNECTIONS": str(len(names))}
-            peers = [run.peer(wan_links.say_congestion, host, **settings) for host in hosts]
+            settings = {"PCCL_MIN_PEERS": "2", "NAMES": " ".join(names)}
+            peers = [run.peer(wan_links.await_congestion, host, **settings) for host in hosts]
             for peer in peers:
-                assert peer.expect("congestion", 60)["names"] == names
+                peer.expect("congestion", 60)
 
 
 def test_resets_cost_no_attempt() -> None:
@@ -201,7 +201,7 @@ def test_who_prepares_a_call_sends_before_it_and_the_sum_is_right() -> None:
                 paths = world.stats().paths
                 return paths[0, 1].bytes, paths[1, 0].bytes
 
-            # Round trips of idle links are measured every five seconds.
+            # The round trip of the connection is known; that of the other end in five seconds.
             there, back = eventually(lambda: (told := sent())[0] > 1_000_000 and told)
             # 6.25 MB/s, as the rate is not known, and 80 ms: 0.5 MB are on the way. There are five
             # portions, and headers. 100 Mbit/s would carry 18 MB in this time.
@@ -247,6 +247,21 @@ def test_who_has_a_slow_link_owns_nothing() -> None:
         assert 1e6 < rates[0] < 5e6 and rates[3] < 20e6, rates
         assert all(0.025 < rtt < 0.2 for rtt in answer["rtt"])
         assert answer["share"] == 0
+
+
+@pytest.mark.parametrize("founders", [4, 1])
+def test_connections_show_who_is_near(founders: int) -> None:
+    world = Lab([Host(100, 100)] * 4, lambda a, b: 0.2 if a % 2 == b % 2 else 15)
+    with world:
+        hosts = hosts_of(world)
+        with namespaces.running_on(hosts[0], PCCL_REPLAN_INTERVAL="3600") as run:
+            settings = {"PCCL_MIN_PEERS": str(founders), "ALL": "4"}
+            peers = [
+                run.peer(wan_links.find_the_near_ones, host, SITE=str(at % 2), **settings)
+                for at, host in enumerate(hosts)
+            ]
+            # Nothing was measured, and no plan was looked at a second time.
+            assert all(peer.expect("found", 60)["rates"] == [] for peer in peers)
 
 
 @pytest.mark.timeout(400)

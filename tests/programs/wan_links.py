@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -35,20 +36,28 @@ def reduce_as_told() -> None:
     pccl.shutdown()
 
 
-def say_congestion() -> None:
-    """The congestion control of each connection to another peer."""
+def await_congestion() -> None:
+    """Waits until each connection to another peer has the congestion control that it should have.
+
+    A connection has it from soon after it was made.
+    """
     start()
     pccl.allreduce(x(10))
-    wanted = int(os.environ["CONNECTIONS"])
+    wanted = os.environ["NAMES"].split()
     master = int(os.environ["PCCL_MASTER"].rpartition(":")[2])
 
     def names() -> list[str]:
         option = socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16
         return [end.getsockopt(*option).rstrip(b"\0").decode() for end in links(master)]
 
-    while len(names()) < wanted:
+    for tries in itertools.count():
+        now = names()
+        if now == wanted:
+            break
+        if tries % 3000 == 2999:
+            say(event="other", names=now)
         threading.Event().wait(0.01)
-    say(event="congestion", names=names())
+    say(event="congestion")
     hear()
 
 
@@ -124,6 +133,24 @@ def reduce_with_a_slow_link() -> None:
         slow=pccl.rank() == slow,
         share=topology.schedules[-1].shares[slow],
     )
+    hear()
+
+
+def find_the_near_ones() -> None:
+    """Goes on until the ring of all of them crosses between the two sites only twice."""
+    comm = start()
+    count, site = int(os.environ["ALL"]), int(os.environ["SITE"])
+    while True:
+        pccl.admit()
+        sites = pccl.allgather(np.array([site]))[:, 0]
+        topology = comm.topology()
+        ring = [int(sites[rank]) for rank in topology.ring]
+        crosses = sum(a != b for a, b in zip(ring, ring[1:] + ring[:1], strict=True))
+        found = len(sites) == count and crosses == 2
+        # All see the same ranks, but a plan may have changed between two of these looks.
+        if pccl.allreduce(np.array([found]), op="min")[0]:
+            break
+    say(event="found", rates=[rate for rate in topology.up if rate is not None])
     hear()
 
 

@@ -22,16 +22,17 @@ void Handshakes::greet(Stripe& stripe, FrameType type, Hello hello) {
   stripe.push(make_checked_frame({.type = type}, wire::encoded(hello)));
 }
 
-StripeEntry& Handshakes::add(std::uint64_t stripe, bool local, Way way) {
+StripeEntry& Handshakes::add(std::uint64_t stripe, const Path& path, Way way) {
   StripeEntry& entry = facts_.stripes[stripe];
   entry.stripe = std::make_unique<Stripe>(stripe, facts_.traffic);
-  entry.local = local;
-  entry.way = way;
+  entry.local = path.local;
+  entry.way = path.neighbour.empty() ? way : Way::memory;
+  entry.round_trip = path.round_trip;
   entry.deadline = facts_.at.now + kHandshakeTimeout;
   return entry;
 }
 
-void Handshakes::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Way way,
+void Handshakes::on_dialled(std::uint64_t token, std::uint64_t stripe, const Path& path,
                             const LinkContext& context) {
   facts_.at = context;
   const auto it = facts_.dials.find(token);
@@ -47,7 +48,7 @@ void Handshakes::on_dialled(std::uint64_t token, std::uint64_t stripe, bool loca
     return;
   }
   if (dial.accepts) {
-    on_accepted(stripe, local, {}, context);
+    on_accepted(stripe, path, context);
     const auto accepted = facts_.stripes.find(stripe);
     if (accepted == facts_.stripes.end()) return;
     accepted->second.only = dial.peer;
@@ -69,10 +70,10 @@ void Handshakes::on_dialled(std::uint64_t token, std::uint64_t stripe, bool loca
     return;
   }
   Link& link = found->second;
-  StripeEntry& entry = add(stripe, local, way == Way::memory ? way : dial.way);
+  StripeEntry& entry = add(stripe, path, dial.way);
   entry.address = dial.address;
   // A pipe needs no deadline: a late answer costs nothing, and pipes of a lost neighbour end.
-  if (way == Way::memory) entry.deadline = Instant::max();
+  if (entry.way == Way::memory) entry.deadline = Instant::max();
   if (dial.offer) {
     entry.offered_number = dial.number;
     return offer(entry, link);
@@ -83,8 +84,7 @@ void Handshakes::on_dialled(std::uint64_t token, std::uint64_t stripe, bool loca
   say_hello(entry, link, dial.number, dial.number == 0 ? link.generation : dial.generation);
 }
 
-void Handshakes::on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour,
-                             const LinkContext& context) {
+void Handshakes::on_accepted(std::uint64_t stripe, const Path& path, const LinkContext& context) {
   facts_.at = context;
   const auto handshakes =
       std::count_if(facts_.stripes.begin(), facts_.stripes.end(), [](const auto& item) {
@@ -95,7 +95,7 @@ void Handshakes::on_accepted(std::uint64_t stripe, bool local, const PeerId& nei
     facts_.actions.close.push_back(stripe);
     return;
   }
-  add(stripe, local, neighbour.empty() ? Way::network : Way::memory).only = neighbour;
+  add(stripe, path, Way::network).only = path.neighbour;
 }
 
 void Handshakes::say_hello(StripeEntry& entry, Link& link, std::uint32_t number,
@@ -272,6 +272,7 @@ void Handshakes::establish(StripeEntry& entry) {
   if (ours && first && link.is_up()) return facts_.close(id);  // another address was faster
   link.stripes.push_back(id);
   facts_.flush.insert(id);
+  link.note_round_trip(entry.round_trip);
   if (entry.way == Way::memory) link.pipe = Link::Pipe::up;
   link.relay.tries = 0;
   if (first) return bring_up(entry, link, ours);

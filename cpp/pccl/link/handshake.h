@@ -16,10 +16,9 @@ class Handshakes {
   Handshakes(LinkFacts& facts, Dialler& dialler, StandIns& stand_ins, Spares& spares)
       : facts_(facts), dialler_(dialler), stand_ins_(stand_ins), spares_(spares) {}
 
-  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Way way,
+  void on_dialled(std::uint64_t token, std::uint64_t stripe, const Path& path,
                   const LinkContext& context);
-  void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour,
-                   const LinkContext& context);
+  void on_accepted(std::uint64_t stripe, const Path& path, const LinkContext& context);
   [[nodiscard]] Status on_greeting(StripeEntry& entry, const FrameHeader& header,
                                    std::span<const std::uint8_t> payload);
   // Goes on with a hello or an offer that was parked. REQUIRES: its sender has a link.
@@ -28,7 +27,7 @@ class Handshakes {
   void fail_handshake(StripeEntry& entry, Link& link, const std::string& reason);
 
  private:
-  StripeEntry& add(std::uint64_t stripe, bool local, Way way);
+  StripeEntry& add(std::uint64_t stripe, const Path& path, Way way);
   void say_hello(StripeEntry& entry, Link& link, std::uint32_t number, std::uint64_t generation);
   void greet(Stripe& stripe, FrameType type, Hello hello);  // sets its heartbeat_ms
   void offer(StripeEntry& entry, const Link& link);

@@ -46,6 +46,13 @@ enum class StripePhase : std::uint8_t {
 
 enum class Way : std::uint8_t { network, memory, relay };
 
+// A connection that the shell has opened or accepted.
+struct Path {
+  bool local = false;     // both ends are on one host
+  Duration round_trip{};  // 0: unknown
+  PeerId neighbour{};     // not zero: through shared memory, with this peer
+};
+
 inline constexpr std::size_t kMaxStripes = 256;  // of one link
 
 // A connection that the shell must open.

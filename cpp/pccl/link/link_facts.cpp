@@ -112,6 +112,7 @@ void LinkFacts::take_down(Link& link, const std::string& reason, bool report) {
   link.spares.pause = {};
   link.ping_due = false;
   link.pinged.reset();
+  link.round_trip = {};
   link.down_since = at.now;
   link.reported.reset();
   if (!was_up || !report) return;

@@ -88,6 +88,7 @@ struct Link {
   Duration their_interval{};  // between signs of life of the other end
   bool ping_due = false;
   std::optional<Instant> pinged;
+  Duration round_trip{};  // the least of its connections and answered pings; 0: unknown
   [[nodiscard]] bool is_up() const {
     return phase == LinkPhase::up || phase == LinkPhase::lingering;
   }
@@ -97,6 +98,9 @@ struct Link {
   // The number of dials and handshakes in progress for the link's first stripe, or for its others.
   [[nodiscard]] std::uint32_t& open_dials(std::uint32_t number) {
     return number == 0 ? dialling.open : spares.open;
+  }
+  void note_round_trip(Duration seen) {
+    if (seen > Duration{}) round_trip = round_trip > Duration{} ? std::min(round_trip, seen) : seen;
   }
   // `address`: empty if the other end dialled.
   void note_failure(const wire::Address& address, const std::string& reason);
@@ -123,6 +127,7 @@ struct StripeEntry {
   StripePhase phase = StripePhase::awaits_hello;
   Way way = Way::network;
   bool local = false;
+  Duration round_trip{};             // when it was made; 0: unknown
   PeerId peer;                       // zero until a hello is sent or accepted
   PeerId only;                       // the only peer allowed at the other end; zero: any peer
   PeerId offered_to;                 // this end dialled and sent an offer to this peer

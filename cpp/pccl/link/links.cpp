@@ -184,6 +184,16 @@ void LinkTable::ping(const PeerId& peer) {
   facts_.wake(peer);
 }
 
+Duration LinkTable::round_trip(const PeerId& peer) const {
+  const auto it = facts_.links.find(peer);
+  return it == facts_.links.end() ? Duration{} : it->second.round_trip;
+}
+
+void LinkTable::saw_round_trip(const PeerId& peer, Duration round_trip) {
+  const auto it = facts_.links.find(peer);
+  if (it != facts_.links.end()) it->second.note_round_trip(round_trip);
+}
+
 std::optional<Duration> LinkTable::on_pong(const PeerId& peer, const FrameHeader& header,
                                            Instant now) {
   const auto it = facts_.links.find(peer);

@@ -43,19 +43,16 @@ class LinkTable final : public Carrier {
   void close_all(const LinkContext& context);
 
   // -- connections
-  // `stripe`: an id that the shell never reuses. `local`: both ends are on one host. `way`: network
-  // or memory.
-  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Way way,
+  // `stripe`: an id that the shell never reuses.
+  void on_dialled(std::uint64_t token, std::uint64_t stripe, const Path& path,
                   const LinkContext& context) {
-    handshakes_.on_dialled(token, stripe, local, way, context);
+    handshakes_.on_dialled(token, stripe, path, context);
   }
   void on_dial_failed(std::uint64_t token, const std::string& reason, const LinkContext& context) {
     dialler_.on_dial_failed(token, reason, context);
   }
-  // `neighbour`: the peer at the other end of a pipe; empty for a socket.
-  void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour,
-                   const LinkContext& context) {
-    handshakes_.on_accepted(stripe, local, neighbour, context);
+  void on_accepted(std::uint64_t stripe, const Path& path, const LinkContext& context) {
+    handshakes_.on_accepted(stripe, path, context);
   }
   // The connection ended. Code::refused: the other end violated the protocol, so the whole link
   // ends.
@@ -136,6 +133,10 @@ class LinkTable final : public Carrier {
   // Bytes since the previous call or begin_probe(); 0 for a pipe.
   [[nodiscard]] std::uint64_t received_since_probe(std::uint64_t id);
   void ping(const PeerId& peer);
+  // The least that was seen since the link was established; 0: unknown.
+  [[nodiscard]] Duration round_trip(const PeerId& peer) const;
+  // A ping was answered by an idle link.
+  void saw_round_trip(const PeerId& peer, Duration round_trip);
 
   // -- memory of operations
   void wake(const PeerId& peer) override { facts_.wake(peer); }

@@ -160,12 +160,16 @@ void Decisions::begin_epoch(wire::Cause cause, std::vector<wire::Departure> depa
   record_.cause = cause;
   if (cause == wire::Cause::admission) {
     record_.admission = record_.epoch;
+    planning_.admitted(context_.around.now());
   } else {
     record_.syncing = false;
   }
   record_.abort_floor = record_.epoch;
   record_.members.clear();
-  for (const Peer& peer : peers_.members) record_.members.push_back(peer.member);
+  for (Peer& peer : peers_.members) {
+    record_.members.push_back(peer.member);
+    peer.row = {};  // the plan has it
+  }
   record_.ranks_per_replica = peers_.ranks_per_replica;
   std::erase_if(record_.state.holders,
                 [&](const PeerId& id) { return peers_.member(id) == nullptr; });
@@ -209,9 +213,8 @@ void Decisions::check_plan(Instant now) {
 }
 
 void Decisions::reconsider_plan(Instant now) {
-  if (!planning_.look_due(now) || peers_.members.empty() || !calls_.operations().empty() ||
-      links_.troubled())
-    return;
+  if (!planning_.look_due(now) || peers_.members.empty() || links_.troubled()) return;
+  if (!calls_.operations().empty() && !planning_.early(now)) return;
   auto better = planning_.better(record_, now);
   if (!better) return;
   take_plan(std::move(*better));

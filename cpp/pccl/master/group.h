@@ -26,7 +26,8 @@
 //   operation took long     | links were never measured: the outcome of the next admission point
 //                           | asks members to measure
 //   measured                | at most every replan_interval, between operations, if another plan is
-//                           | clearly faster: epoch (plan)
+//                           | clearly faster: epoch (plan). Once at once, when the delays of all
+//                           | pairs of hosts are known
 //   a relay is wanted       | between members that could not connect: tokens to both
 //   leave, silence, misuse  | loss
 //   loss                    | epoch (loss): operations that do not run again end, the others lose

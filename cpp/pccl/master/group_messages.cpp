@@ -54,8 +54,13 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
           [&](const wire::Heartbeat& heartbeat) { from.on_heartbeat(heartbeat, now); },
           [](const wire::Tried&) {},  // for the master, not the group
           // From a member that does not know yet that it was removed.
-          [](const wire::LogPart&) {}, [](const wire::Measured&) {},
-          [](const wire::AbortRequest&) {}, [](const wire::Blocked&) {},
+          [](const wire::LogPart&) {}, [](const wire::AbortRequest&) {},
+          [](const wire::Blocked&) {},
+          [&](const wire::Measured& measured) {
+            if (measured.row.links.size() > options_.limits.max_peers)
+              return (void)misuse(from, "more links than peers", now);
+            from.row = measured.row;
+          },
           [&](const wire::RequestAdmission&) {
             if (from.waiting) return;
             if (!from.budget.turns.take(options_.limits.turns, now))
@@ -112,6 +117,7 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
             if (measured.row.links.size() > limits.max_peers)
               return (void)misuse(from, "more links than peers", now);
             planning_.measured(peers_.rank_of(id), measured.row, record_.rates);
+            if (planning_.early(now)) decisions_.reconsider_plan(now);
           },
           [&](const wire::EnterRound& enter) {
             if (!payload_fits(enter.entry))

@@ -34,6 +34,7 @@ struct Peer {
   bool start_only = false;
   std::uint64_t prepared_epoch = 0;
   std::set<PeerId> unreachable;  // members that it cannot reach, by its own report
+  wire::Measurements row;        // of its connections to members, until its first epoch
 
   // -- shared memory
   std::set<PeerId> shares_with;

@@ -31,6 +31,9 @@ std::optional<Draft> Planning::draft(const wire::EpochRecord& record) {
                               hosts(),
                               topology::carried(rates_, before, peers_.ids()),
                               options_.thresholds};
+  const std::vector<PeerId> members = peers_.ids();
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    topology::introduce(present.rates, members, rank, peers_.members[rank].row);
   auto choice = topology::choose(present);
   std::set<topology::Edge> relayed;
   const std::set<topology::Edge> never = ranks_of(links_.unrelayable());
@@ -56,7 +59,7 @@ std::string Planning::take(Draft draft, wire::EpochRecord& record) {
   record.plan = std::move(draft.choice.plan);
   record.rates = rates_ = std::move(draft.rates);
   record.relayed = std::move(draft.relayed);
-  rates_moved_ = false;
+  rates_moved_ = better_ = look_now_ = false;
   hosts_differ_since_.reset();
   return why_ = std::move(draft.choice.why);
 }
@@ -109,17 +112,23 @@ bool Planning::hosts_due(const wire::EpochRecord& record, Instant now) {
 
 void Planning::measured(std::size_t rank, const wire::Measurements& row,
                         const wire::RateTable& planned) {
+  const std::set<topology::Edge> unusable = ranks_of(links_.unusable());
+  const bool knew = topology::knows_delays(rates_, hosts(), unusable);
   topology::merge(rates_, peers_.ids(), rank, row);
   rates_moved_ = rates_ != planned;
+  // All delays are known now. They are no chance, as a rate may be: one look is enough.
+  if (!knew && topology::knows_delays(rates_, hosts(), unusable)) look_now_ = true;
 }
 
 std::optional<Draft> Planning::better(const wire::EpochRecord& record, Instant now) {
   looked_ = now;
+  const bool at_once = std::exchange(look_now_, false);
   auto found = draft(record);
   const bool better =
       found && topology::worth_changing(record.plan, found->choice.plan, found->rates);
   rates_moved_ = better;
-  if (!std::exchange(better_, better) || !better) return std::nullopt;
+  const bool before = std::exchange(better_, better);
+  if (!better || !(before || at_once)) return std::nullopt;
   better_ = false;
   return found;
 }

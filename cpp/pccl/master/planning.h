@@ -62,11 +62,17 @@ class Planning {
   [[nodiscard]] bool rates_differ(const wire::RateTable& planned) const {
     return rates_ != planned;
   }
-  // Returns a plan that was clearly better at two looks in a row, since one may be chance.
-  // REQUIRES: look_due(); no operation runs, and no link is in trouble.
+  // Returns a plan that was clearly better at two looks in a row, since one may be chance. Once all
+  // delays of hosts are known, one look is enough.
+  // REQUIRES: look_due(); no operation runs, or early(); and no link is in trouble.
   [[nodiscard]] std::optional<Draft> better(const wire::EpochRecord& record, Instant now);
   [[nodiscard]] bool look_due(Instant now) const {
-    return rates_moved_ && now - looked_ >= options_.replan_interval;
+    return rates_moved_ && (look_now_ || now - looked_ >= options_.replan_interval);
+  }
+  // Members were admitted so recently that an operation may start over for a better plan.
+  void admitted(Instant now) { admitted_at_ = now; }
+  [[nodiscard]] bool early(Instant now) const {
+    return look_now_ && admitted_at_ && now - *admitted_at_ < kEarly;
   }
 
   // -- measuring
@@ -83,6 +89,9 @@ class Planning {
   }
 
  private:
+  // Connections of new members are made, and their round trips reported, within this time.
+  static constexpr Duration kEarly = std::chrono::seconds(2);
+
   const Options& options_;
   const Peers& peers_;
   const LinkHealth& links_;
@@ -91,7 +100,9 @@ class Planning {
   std::string why_;
   bool rates_moved_ = false;  // since the last look
   bool better_ = false;       // at the last look
+  bool look_now_ = false;     // the delays of all pairs have become known
   Instant looked_{};
+  std::optional<Instant> admitted_at_;               // the last admission; empty: by another master
   std::optional<std::vector<std::uint32_t>> hosts_;  // cached: computed from all pairs
   std::optional<Instant> hosts_differ_since_;        // from the plan's
   bool slow_ = false;

@@ -22,7 +22,24 @@ bool higher(std::uint32_t found, std::uint32_t known) {
   return found > 0 && (known == 0 || found > kHigher * known);
 }
 
+std::uint32_t microseconds(Duration time) {
+  return static_cast<std::uint32_t>(std::clamp(in_seconds(time) * 1e6, 1.0, 4e9));
+}
+
 }  // namespace
+
+wire::Measurements first_round_trips(std::span<const wire::Member> members,
+                                     const std::function<Duration(const PeerId&)>& round_trip) {
+  wire::Measurements row;
+  bool far = false;
+  for (const wire::Member& member : members) {
+    const Duration seen = round_trip(member.id);
+    if (seen == Duration{}) continue;
+    row.links.push_back({member.id, {.rtt_us = microseconds(seen)}});
+    far = far || row.links.back().rate.rtt_us >= wire::kFarRoundTrip;
+  }
+  return far ? row : wire::Measurements{};
+}
 
 std::uint32_t LiveRates::Count::rate() const {
   if (time <= Duration::zero()) return 0;
@@ -80,6 +97,10 @@ void LiveRates::on_round_trip(const PeerId& peer, Duration rtt) {
   Counts& counts = ways_[peer];
   if (!counts.rtt || rtt < *counts.rtt) counts.rtt = rtt;
   ++counts.round_trips;
+}
+
+void LiveRates::on_connection(const PeerId& peer, std::uint32_t rtt_us) {
+  ways_[peer].connection = rtt_us;
 }
 
 void LiveRates::forget() {
@@ -157,14 +178,14 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
       counts.beside = {};
     }
     if (counts.round_trips >= kRoundTrips) {
-      const auto rtt =
-          static_cast<std::uint32_t>(std::clamp(in_seconds(*counts.rtt) * 1e6, 1.0, 4e9));
+      const std::uint32_t rtt = microseconds(*counts.rtt);
       // Differences below a millisecond are scheduling noise.
       const std::uint32_t off = std::max(rtt, link.rtt_us) - std::min(rtt, link.rtt_us);
       if (link.rtt_us == 0 || (off > kRoundTripNews && off > link.rtt_us / 4)) report.rtt_us = rtt;
       counts.rtt.reset();
       counts.round_trips = 0;
     }
+    if (report.rtt_us == 0) report.rtt_us = counts.connection;
     if (report == link || (report.rtt_us == 0 && report.kilobytes_per_s == 0)) continue;
     row.links.push_back({peer, report});
     said_of_[peer] = {report, now};

@@ -15,6 +15,12 @@
 
 namespace pccl::measured {
 
+// The round trips of the connections to these members when they were made, for a first plan. Empty
+// unless one of them is long: among near hosts differences are noise, and all links count as equal.
+[[nodiscard]] wire::Measurements first_round_trips(
+    std::span<const wire::Member> members,
+    const std::function<Duration(const PeerId&)>& round_trip);
+
 // *one thread: the engine's*
 class LiveRates {
  public:
@@ -41,6 +47,9 @@ class LiveRates {
   void skip() { were_full_.clear(); }
   // A round trip on an idle link.
   void on_round_trip(const PeerId& peer, Duration rtt);
+  // The round trip of a connection when it was made, which no data has delayed. It is reported
+  // where none is known.
+  void on_connection(const PeerId& peer, std::uint32_t rtt_us);
   // The plan and the table have changed: drops incomplete measurements and earlier reports.
   void forget();
 
@@ -77,7 +86,8 @@ class LiveRates {
     Count alone;   // full, the other used links were not: they waited for this one
     Count only;    // full, no other link was used
     Lower lower;
-    std::optional<Duration> rtt;  // the least
+    std::optional<Duration> rtt;   // the least
+    std::uint32_t connection = 0;  // microseconds; 0: unknown
     unsigned round_trips = 0;
   };
   template <class Value>

@@ -27,7 +27,11 @@ HostKey host_key(const io::Secret& secret, const MemoryKey& key) {
   return secret ? secret.host_key(key) : HostKey{key.bytes};
 }
 
-bool is_local(const io::Socket& socket) { return io::same_host(socket.local(), socket.remote()); }
+link::Path path_of(const io::Socket& socket) {
+  link::Path path{.local = io::same_host(socket.local(), socket.remote())};
+  if (const auto known = os::tcp_statistics(socket.raw())) path.round_trip = known->least_rtt;
+  return path;
+}
 
 std::size_t total(std::span<const iovec> parts) {
   std::size_t bytes = 0;
@@ -73,9 +77,9 @@ io::Doorway::Owner PeerConnections::doorway_owner() {
     };
   }
   owner.accepted = [this](std::uint64_t id, std::unique_ptr<io::Socket> socket) {
-    const bool local = is_local(*socket);
-    add_socket(id, std::move(socket), local);
-    engine_.connections(clock_now()).on_accepted(id, local);
+    const link::Path path = path_of(*socket);
+    add_socket(id, std::move(socket), path.local);
+    engine_.connections(clock_now()).on_accepted(id, path);
     resume(id);
   };
   owner.drop = [this](std::uint64_t id, const std::string& reason) {
@@ -125,9 +129,9 @@ void PeerConnections::dial(const link::DialRequest& request) {
           engine_.connections(clock_now()).on_dial_failed(token, failure.reason);
         } else {
           const std::uint64_t id = doorway_.next_id();
-          const bool local = !relayed && is_local(*socket);
-          add_socket(id, std::move(socket), local);
-          engine_.connections(clock_now()).on_dialled(token, id, local, link::Way::network);
+          const link::Path path = relayed ? link::Path{} : path_of(*socket);
+          add_socket(id, std::move(socket), path.local);
+          engine_.connections(clock_now()).on_dialled(token, id, path);
           resume(id);
         }
         act_();
@@ -515,7 +519,8 @@ void PeerConnections::finish_pipe_dial(const PipeName& name, const memory::Regio
   if (other == nullptr)
     return engine_.connections(clock_now()).on_dial_failed(dial.token, "refused");
   const std::uint64_t id = add_pipe(name, dial.own, other);
-  engine_.connections(clock_now()).on_dialled(dial.token, id, true, link::Way::memory);
+  engine_.connections(clock_now())
+      .on_dialled(dial.token, id, {.local = true, .neighbour = name.with});
 }
 
 void PeerConnections::accept_pipe(const PipeName& name, const memory::RegionPtr& other) {
@@ -527,7 +532,7 @@ void PeerConnections::accept_pipe(const PipeName& name, const memory::RegionPtr&
     return neighbours_->offer(name.with, memory::Offer::pipe_answer, name.number, nullptr);
   const std::uint64_t id = add_pipe(name, *own, other);
   neighbours_->offer(name.with, memory::Offer::pipe_answer, name.number, *own);
-  engine_.connections(clock_now()).on_accepted(id, true, name.with);
+  engine_.connections(clock_now()).on_accepted(id, {.local = true, .neighbour = name.with});
 }
 
 std::uint64_t PeerConnections::add_pipe(const PipeName& name, memory::RegionPtr own,

@@ -2,12 +2,16 @@
 
 #include <utility>
 
+#include "pccl/measured/live_rates.h"
+#include "pccl/topology/rates.h"
+
 namespace pccl::peer {
 
 void Admission::on_welcome(const wire::Welcome& welcome) {
   joined_ = welcome.joined;
   if (session_.member()) return;
   prepared_epoch_ = 0;
+  told_ = {};
   waiting_for_ = welcome.waiting_for;
   // Every Join repeats whether this peer waits. If the answer reports that the group has started,
   // there is no start to wait for.
@@ -52,7 +56,17 @@ void Admission::check_prepared(const link::LinkTable& links) {
   if (prepared_epoch_ == prepare_->epoch && without.empty() && prepared_without_.empty()) return;
   prepared_epoch_ = prepare_->epoch;
   prepared_without_ = without;
+  tell_round_trips(links);
   session_.say(wire::Prepared{prepare_->epoch, without});
+}
+
+void Admission::tell_round_trips(const link::LinkTable& links) {
+  if (prepare_->members.size() > topology::kMaxTable) return;
+  wire::Measurements row = measured::first_round_trips(
+      prepare_->members, [&](const PeerId& peer) { return links.round_trip(peer); });
+  if (row == told_) return;
+  told_ = row;
+  session_.say(wire::Measured{std::move(row)});
 }
 
 void Admission::begin(const Record& record) {

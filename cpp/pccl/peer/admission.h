@@ -67,6 +67,8 @@ class Admission {
   void pass_point() { admission_due_.reset(); }
 
  private:
+  void tell_round_trips(const link::LinkTable& links);
+
   Session& session_;
   const JoinOptions& options_;
   std::uint64_t joined_ = 0;
@@ -76,6 +78,7 @@ class Admission {
   std::optional<wire::Prepare> prepare_;
   std::uint64_t prepared_epoch_ = 0;  // the last one reported as prepared
   std::vector<PeerId> prepared_without_;
+  wire::Measurements told_;  // the round trips last reported to the master
 
   Record admitted_;
   bool fresh_ = false;

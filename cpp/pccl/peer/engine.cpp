@@ -243,7 +243,7 @@ void Engine::on_epoch(const Record& record) {
   }
   sync_.transfer().set_members(record->members);
   link_driver_.handle_sync();
-  measuring_.begin_epoch(record);
+  measuring_.begin_epoch(record, now_);
   locality_.begin_epoch(session_.run(), record);
   link_driver_.handle_locality();
   operations_.begin_epoch(record);

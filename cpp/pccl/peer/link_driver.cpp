@@ -130,6 +130,7 @@ void LinkDriver::handle_links() {
 void LinkDriver::on_link_up(const PeerId& peer) {
   if (closed_) return;
   parts_.admission.check_prepared(links_);
+  parts_.measuring.tell_round_trips(parts_.now);
   parts_.sync.transfer().link_up(peer);
   handle_sync();
   dial_pipes();
@@ -194,8 +195,8 @@ void LinkDriver::on_try(const wire::Try& question) {
   handle_links();
 }
 
-void LinkDriver::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, link::Way way) {
-  links_.on_dialled(token, stripe, local, way, context());
+void LinkDriver::on_dialled(std::uint64_t token, std::uint64_t stripe, const link::Path& path) {
+  links_.on_dialled(token, stripe, path, context());
   handle_links();
 }
 
@@ -204,12 +205,12 @@ void LinkDriver::on_dial_failed(std::uint64_t token, const std::string& reason) 
   handle_links();
 }
 
-void LinkDriver::on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour) {
+void LinkDriver::on_accepted(std::uint64_t stripe, const link::Path& path) {
   if (closed_) {
     parts_.actions.close.push_back(stripe);
     return;
   }
-  links_.on_accepted(stripe, local, neighbour, context());
+  links_.on_accepted(stripe, path, context());
 }
 
 void LinkDriver::on_stripe_failed(std::uint64_t stripe, const Error& error) {

@@ -49,11 +49,10 @@ class LinkDriver final : public link::Traffic {
   void on_try(const wire::Try& question);
 
   // -- events of connections, from the shell
-  // `local`: both ends are on one host. `stripe` is an id that the shell never uses again.
-  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, link::Way way);
+  // `stripe` is an id that the shell never uses again.
+  void on_dialled(std::uint64_t token, std::uint64_t stripe, const link::Path& path);
   void on_dial_failed(std::uint64_t token, const std::string& reason);
-  // `neighbour`: the peer at the other end of the memory; empty for a socket.
-  void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour = {});
+  void on_accepted(std::uint64_t stripe, const link::Path& path);
   // The connection ended, or Stripe::received or resume failed. Other stripes of the link take over
   // where they can. Code::refused: the other end misbehaves, and the link ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error);

@@ -120,9 +120,9 @@ void Measuring::expect_operation(Instant at, const measured::Announcement& annou
   std::vector<measured::Primer::Way> ways;
   for (const std::uint32_t rank : receivers(world->plan, mine, announced)) {
     const PeerId& peer = world->members[rank].id;
-    const auto known = round_trips_.find(peer);
-    if (known != round_trips_.end() && links_.is_up(peer) && !locality_.shares_with(peer))
-      ways.push_back({peer, known->second, 0, 0, 1});
+    const Duration round_trip = links_.round_trip(peer);
+    if (round_trip > Duration{} && links_.is_up(peer) && !locality_.shares_with(peer))
+      ways.push_back({peer, round_trip, 0, 0, 1});
   }
   const bool measured = world->rates.hosts.size() == n;
   std::uint32_t rate = live_rates_.last_said().up_kilobytes_per_s;
@@ -155,14 +155,22 @@ void Measuring::on_time(const link::LinkContext& context) {
   if (measures() && prober_.over(context.now)) tell(context);
 }
 
-void Measuring::begin_epoch(const Record& record) {
+void Measuring::begin_epoch(const Record& record, Instant now) {
   prober_.keep(record->members);
   live_rates_.forget();
   primer_.end();
-  std::erase_if(round_trips_, [&](const auto& item) {
-    return std::ranges::none_of(
-        record->members, [&](const wire::Member& member) { return member.id == item.first; });
-  });
+  tell_round_trips(now);
+}
+
+void Measuring::tell_round_trips(Instant now) {
+  const Record& world = calls_.record();
+  if (!world) return;
+  const wire::Measurements row = measured::first_round_trips(
+      world->members, [&](const PeerId& peer) { return links_.round_trip(peer); });
+  for (const wire::MeasuredLink& link : row.links) {
+    if (!locality_.shares_with(link.to)) live_rates_.on_connection(link.to, link.rate.rtt_us);
+  }
+  if (!row.links.empty()) tell_rates(now);
 }
 
 // Counts bytes on the planned links to other hosts while operations run, and measures round trips
@@ -201,8 +209,7 @@ void Measuring::on_pong(const PeerId& peer, const link::FrameHeader& header, boo
   if (!round_trip || reducing || prober_.active() || primer_.filling(now) || !session_.member())
     return;
   live_rates_.on_round_trip(peer, *round_trip);
-  Duration& least = round_trips_.try_emplace(peer, *round_trip).first->second;
-  least = std::min(least, *round_trip);
+  links_.saw_round_trip(peer, *round_trip);
   tell_rates(now);
 }
 

@@ -55,7 +55,10 @@ class Measuring {
   void wake_links();
 
   // -- ordinary traffic
-  void begin_epoch(const Record& record);
+  void begin_epoch(const Record& record, Instant now);
+  // Reports round trips of connections that the table lacks, if one of this member's is long. A
+  // plan that knows them is a good one before links have been idle, or full.
+  void tell_round_trips(Instant now);
   // Samples the links. `reducing`: operations run over links.
   void watch(bool reducing, Instant now);
   // Counts the bytes received on a stripe since the previous call.
@@ -103,7 +106,6 @@ class Measuring {
   bool reduced_ = false;  // at the last look
 
   measured::Primer primer_;
-  std::map<PeerId, Duration> round_trips_;  // the least on idle links to members
 };
 
 }  // namespace pccl::peer

@@ -18,7 +18,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Predictions within this factor count as equal.
 constexpr double kClose = 1.03;
 // Rates measured within a second differ by about this factor, even where all links are alike.
-// Uneven shares must promise a larger gain.
+// Uneven shares must promise a larger gain, and so must any plan where rates are only guessed.
 constexpr double kUnsure = 1.25;
 // Shares are rounded to multiples of 1 / kShareUnits of the array.
 constexpr std::uint32_t kShareUnits = 1 << 16;
@@ -306,8 +306,9 @@ class Chooser {
       if (careful_time(i, bytes) < careful_time(least, bytes)) least = i;
     }
     const std::size_t as_ever = usual(bytes);
+    const double margin = net_.guessed ? kUnsure : kClose;
     const bool close =
-        time(candidates_[as_ever], bytes) <= kClose * time(candidates_[least], bytes);
+        time(candidates_[as_ever], bytes) <= margin * time(candidates_[least], bytes);
     return close ? as_ever : least;
   }
 

@@ -196,7 +196,10 @@ Flow::Way way_of(wire::ScheduleKind kind) {
 }
 
 Terrain::Terrain(Network network) : net(std::move(network)) {
-  if (const auto found = topology::regions(net)) divide(*found);
+  const auto found = topology::regions(net);
+  if (!found) return;
+  guess_lines(net, *found);
+  divide(*found);
 }
 
 void Terrain::divide(const std::vector<std::uint32_t>& into) {

@@ -10,6 +10,9 @@ constexpr double kKilobyte = 1000;
 // Assumed for all sites when no rate is known: 100 Mbit/s. Any value would do, as it is the same
 // everywhere.
 constexpr double kAssumedRate = 12.5e6;
+// Hosts that are this near each other (one way) are at one site, in one network.
+constexpr double kSite = 0.5e-6 * wire::kFarRoundTrip;
+constexpr double kSiteRate = 8 * kAssumedRate;
 
 double median_or(std::vector<double> values, double otherwise) {
   if (values.empty()) return otherwise;
@@ -122,6 +125,38 @@ void merge(wire::RateTable& table, std::span<const PeerId> members, std::size_t 
   if (says_nothing(table)) table = {};
 }
 
+void introduce(wire::RateTable& table, std::span<const PeerId> members, std::size_t rank,
+               const wire::Measurements& row) {
+  const std::size_t n = members.size();
+  if (n > kMaxTable) return;
+  const bool empty = table.links.size() != n * n;
+  wire::Measurements unknown;
+  for (const wire::MeasuredLink& link : row.links) {
+    const auto to = static_cast<std::size_t>(std::ranges::find(members, link.to) - members.begin());
+    if (to < n && (empty || table.links[rank * n + to] == wire::LinkRate{}))
+      unknown.links.push_back({link.to, {.rtt_us = link.rate.rtt_us}});
+  }
+  merge(table, members, rank, unknown);
+}
+
+bool knows_delays(const wire::RateTable& table, std::span<const std::uint32_t> hosts,
+                  const std::set<Edge>& unusable) {
+  const auto n = static_cast<std::uint32_t>(hosts.size());
+  if (table.links.size() != std::size_t{n} * n) return false;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, bool> known;  // by two hosts
+  for (std::uint32_t a = 0; a < n; ++a) {
+    for (std::uint32_t b = 0; b < a; ++b) {
+      if (hosts[a] == hosts[b]) continue;
+      const wire::LinkRate& there = table.links[std::size_t{a} * n + b];
+      const wire::LinkRate& back = table.links[std::size_t{b} * n + a];
+      bool& pair = known[std::minmax(hosts[a], hosts[b])];
+      pair = pair || there.rtt_us > 0 || back.rtt_us > 0 || there.unreachable || back.unreachable ||
+             unusable.contains({b, a});
+    }
+  }
+  return std::ranges::all_of(known, [](const auto& item) { return item.second; });
+}
+
 std::set<Edge> unreachable(const wire::RateTable& table) {
   std::set<Edge> pairs;
   const auto n = static_cast<std::uint32_t>(table.hosts.size());
@@ -196,6 +231,7 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
     net.up[a] = std::max(net.up[a], totals ? out[a] : std::max(out[a], in[a]));
     net.down[a] = std::max(net.down[a], totals ? in[a] : std::max(out[a], in[a]));
   }
+  net.guessed = !totals && std::ranges::all_of(out, [](double rate) { return rate == 0; });
   share_links(net, usable);
   guess(net.up, kAssumedRate);
   guess(net.down, kAssumedRate);
@@ -219,6 +255,24 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
     }
   }
   return net;
+}
+
+void guess_lines(Network& network, std::span<const std::uint32_t> region) {
+  const std::size_t n = network.size();
+  if (!network.guessed) return;
+  const auto inside = [&](std::size_t at) { return region[at / n] == region[at % n]; };
+  for (std::size_t at = 0; at < n * n; ++at)
+    if (network.path[at] > 0 && inside(at) != (network.delay[at] < kSite)) return;
+  std::ranges::fill(network.up, kSiteRate);
+  std::ranges::fill(network.down, kSiteRate);
+  std::map<std::pair<std::uint32_t, std::uint32_t>, double> pairs;  // by regions
+  for (std::size_t at = 0; at < n * n; ++at)
+    if (network.path[at] > 0) ++pairs[{region[at / n], region[at % n]}];
+  for (std::size_t at = 0; at < n * n; ++at) {
+    if (network.path[at] <= 0) continue;
+    network.path[at] = inside(at) ? kSiteRate : kAssumedRate;
+    if (!inside(at)) network.together[at] = kAssumedRate / pairs[{region[at / n], region[at % n]}];
+  }
 }
 
 }  // namespace pccl::topology

@@ -27,6 +27,16 @@ inline constexpr std::size_t kMaxTable = 64;
 void merge(wire::RateTable& table, std::span<const PeerId> members, std::size_t rank,
            const wire::Measurements& row);
 
+// Enters the round trips of a row where none is known. REQUIRES: as merge().
+void introduce(wire::RateTable& table, std::span<const PeerId> members, std::size_t rank,
+               const wire::Measurements& row);
+
+// Whether the table has the delay of each pair of hosts, from some of their ranks. `hosts`: by
+// rank. Pairs of ranks that could not connect are not needed. In groups with more hosts than have
+// links to all others (Thresholds::mesh) it never has them.
+[[nodiscard]] bool knows_delays(const wire::RateTable& table, std::span<const std::uint32_t> hosts,
+                                const std::set<Edge>& unusable);
+
 // The pairs that could not connect.
 [[nodiscard]] std::set<Edge> unreachable(const wire::RateTable& table);
 
@@ -39,6 +49,7 @@ struct Network {
   std::vector<double> delay;  // [from * n + to]: one way
   // [from * n + to]: rate of the pair while all other pairs are busy; 0: unknown.
   std::vector<double> together;
+  bool guessed = false;  // no rate is known, so all are the same
   [[nodiscard]] std::size_t size() const { return up.size(); }
   [[nodiscard]] double path_of(std::size_t from, std::size_t to) const {
     return path[from * size() + to];
@@ -60,6 +71,11 @@ struct Network {
 [[nodiscard]] Network network(const wire::RateTable& table,
                               const std::vector<std::vector<std::uint32_t>>& sites,
                               const std::set<Edge>& unusable = {});
+
+// Gives a network whose rates are guessed those of several sites: a host has eight times the rate
+// of the line between two sites, which their hosts share. Does nothing if a rate is known, or if
+// some region is not a site: its hosts are within 5 ms there and back, and all others are not.
+void guess_lines(Network& network, std::span<const std::uint32_t> region);
 
 // The ring of sites whose slowest pair of neighbours is fastest, and among these the one with the
 // least sum of delays. Rates that differ by less than 5 % count as equal: measurements differ as

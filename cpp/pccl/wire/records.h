@@ -142,6 +142,9 @@ struct SyncEnd {
 
 // -- rates of links
 
+// The round trip of a host that is far, in microseconds. Those of one room or one city take less.
+inline constexpr std::uint32_t kFarRoundTrip = 5000;
+
 // The known properties of the path from one peer to another. Integers, so that all readers of a
 // table compute with the same numbers.
 struct LinkRate {

@@ -71,7 +71,7 @@ class World {
     switch (what % 16) {
       case 0:  // a stranger connects
         stripes_[which] = next_stripe_++;
-        engine_.connections(now_).on_accepted(stripes_[which], true);
+        engine_.connections(now_).on_accepted(stripes_[which], {.local = true});
         break;
       case 1:
         engine_.connections(now_).on_stripe_failed(stripe,
@@ -85,7 +85,7 @@ class World {
       case 3: {  // a handshake that may be valid
         const std::uint8_t bits = script.byte();
         stripes_[which] = next_stripe_++;
-        engine_.connections(now_).on_accepted(stripes_[which], true);
+        engine_.connections(now_).on_accepted(stripes_[which], {.local = true});
         hello(stripes_[which], static_cast<std::uint8_t>(2 + bits % 3), 1 + bits / 4 % 4,
               bits / 16 % 4, bits % 64 < 32, bits == 255);
         break;
@@ -156,7 +156,7 @@ class World {
   void greet(std::uint8_t from, std::uint64_t generation, std::uint32_t stripe) {
     const std::uint64_t id = next_stripe_++;
     stripes_.push_back(id);
-    engine_.connections(now_).on_accepted(id, true);
+    engine_.connections(now_).on_accepted(id, {.local = true});
     hello(id, from, generation, stripe, true, false);
     must(engine_.links().is_established(id), "a member's handshake is taken");
   }

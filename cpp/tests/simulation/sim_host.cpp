@@ -120,8 +120,11 @@ void Host::start() {
       adopt(stripe, connection, 1);
       Host* const dialler = connection->memory() ? world_.host_at(connection->node(0)) : nullptr;
       engine_->connections(world_.now())
-          .on_accepted(stripe, connection->local(),
-                       dialler == nullptr ? PeerId{} : dialler->engine().session().id());
+          .on_accepted(
+              stripe,
+              {.local = connection->local(),
+               .round_trip = connection->round_trip(),
+               .neighbour = dialler == nullptr ? PeerId{} : dialler->engine().session().id()});
       settle();
       pump(stripe);
     });
@@ -356,12 +359,13 @@ void Host::pump_control() {
 // -- the engine's actions
 
 void Host::dial(const link::DialRequest& request) {
-  const auto connected = [this, token = request.token](const ConnectionPtr& connection, int side) {
+  const auto connected = [this, token = request.token, neighbour = request.neighbour](
+                             const ConnectionPtr& connection, int side) {
     if (!alive_) {
       if (connection) connection->close(side);
       return;
     }
-    run([this, token, connection, side] {
+    run([this, token, neighbour, connection, side] {
       if (!connection) {
         engine_->connections(world_.now()).on_dial_failed(token, "refused");
         return settle();
@@ -369,8 +373,10 @@ void Host::dial(const link::DialRequest& request) {
       const std::uint64_t stripe = next_stripe_++;
       adopt(stripe, connection, side);
       engine_->connections(world_.now())
-          .on_dialled(token, stripe, connection->local(),
-                      connection->memory() ? link::Way::memory : link::Way::network);
+          .on_dialled(token, stripe,
+                      {.local = connection->local(),
+                       .round_trip = connection->round_trip(),
+                       .neighbour = neighbour});
       settle();
       pump(stripe);
     });

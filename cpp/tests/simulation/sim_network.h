@@ -82,6 +82,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   [[nodiscard]] bool relayed() const { return relayed_; }
   // Whether it represents shared memory between neighbours.
   [[nodiscard]] bool memory() const { return memory_; }
+  // 0: not known of a relayed one, and of memory.
+  [[nodiscard]] Duration round_trip() const {
+    return relayed_ || memory_ ? Duration{} : directions_[0].latency + directions_[1].latency;
+  }
   [[nodiscard]] bool open(int side) const { return sides_[index(side)].open; }
   // `ready` is called whenever this side can read or write, or must close.
   void on_ready(int side, std::function<void()> ready) {

@@ -255,6 +255,15 @@ class Play {
     const auto edges = pccl::topology::edges(master_->group(0)->record().plan);
     return {edges.begin(), edges.end()};
   }
+  // The members in the order of the plan's ring.
+  std::vector<std::uint8_t> ring() const {
+    const wire::EpochRecord& record = master_->group(0)->record();
+    std::vector<std::uint8_t> ids;
+    for (const std::uint32_t rank : record.plan.order)
+      ids.push_back(record.members[rank].id.bytes[0]);
+    return ids;
+  }
+  std::uint32_t segment_bytes() const { return master_->group(0)->record().plan.segment_bytes; }
   // Pairs of ranks that the master relays.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> relayed() const {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs;
@@ -451,6 +460,8 @@ void bind_hostile(nb::module_& m) {
            "relayed"_a =
                std::map<std::uint8_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>())
       .def("links", &Play::links)
+      .def("ring", &Play::ring)
+      .def("segment_bytes", &Play::segment_bytes)
       .def("relayed", &Play::relayed);
   nb::class_<Sums>(m, "SumsPlay")
       .def(nb::init<std::size_t>(), "elements"_a)

@@ -88,6 +88,10 @@ class Watcher {
     rates_.on_round_trip(numbered(peer), std::chrono::microseconds(microseconds));
     return news();
   }
+  Row connection(std::size_t peer, std::uint32_t microseconds) {
+    rates_.on_connection(numbered(peer), microseconds);
+    return news();
+  }
   void skip() { rates_.skip(); }
   void wait(double seconds) {
     now_ += std::chrono::duration_cast<pccl::Duration>(std::chrono::duration<double>(seconds));
@@ -116,6 +120,18 @@ class Watcher {
   pccl::wire::HostRate host_;
   std::map<pccl::PeerId, pccl::wire::LinkRate> links_;
 };
+
+// The row of links whose connections took so many microseconds to be made; 0: unknown.
+Row first_round_trips(const std::vector<std::uint32_t>& connections) {
+  std::vector<pccl::wire::Member> members(connections.size());
+  std::map<pccl::PeerId, pccl::Duration> seen;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    members[i].id = numbered(i);
+    seen[members[i].id] = std::chrono::microseconds(connections[i]);
+  }
+  return row_of(pccl::measured::first_round_trips(
+      members, [&](const pccl::PeerId& peer) { return seen.at(peer); }));
+}
 
 // The filler of primed links. A link is (milliseconds of its round trip, bytes on the way at full
 // rate, the most in all); its portions are (milliseconds from now, bytes). The call is expected
@@ -154,10 +170,12 @@ std::vector<std::vector<std::pair<int, std::uint64_t>>> primed(
 void bind_prober(nb::module_& m) {
   m.def("primed", &primed, "links"_a, "expected"_a, "begins"_a);
   m.def("probed_row", &probed_row, "ways"_a);
+  m.def("first_round_trips", &first_round_trips, "connections"_a);
   nb::class_<Watcher>(m, "RateWatcher")
       .def(nb::init<>())
       .def("look", &Watcher::look, "links"_a)
       .def("round_trip", &Watcher::round_trip, "peer"_a, "microseconds"_a)
+      .def("connection", &Watcher::connection, "peer"_a, "microseconds"_a)
       .def("skip", &Watcher::skip)
       .def("wait", &Watcher::wait, "seconds"_a)
       .def("know", &Watcher::know, "up"_a, "down"_a, "links"_a);

@@ -156,8 +156,7 @@ class SilentLink {
       if (!cut_ && (now_ - dial.since) % kDialAgain == pccl::Duration{}) {
         const std::uint64_t id = next_++;
         connections_[id] = false;
-        newer_.table().on_dialled(dial.token, id, false, pccl::link::Way::network,
-                                  newer_.context());
+        newer_.table().on_dialled(dial.token, id, {}, newer_.context());
         accepted_.push_back(id);
         moved = true;
       } else if (now_ - dial.since >= kDialTimeout) {
@@ -167,7 +166,7 @@ class SilentLink {
       }
     }
     for (; !frozen_ && !accepted_.empty(); accepted_.pop_front())
-      older_.table().on_accepted(accepted_.front(), false, {}, older_.context());
+      older_.table().on_accepted(accepted_.front(), {}, older_.context());
     return moved;
   }
   bool close(const std::vector<std::uint64_t>& ids, LinkEnd& other) {
