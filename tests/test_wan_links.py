@@ -201,7 +201,7 @@ def test_who_prepares_a_call_sends_before_it_and_the_sum_is_right() -> None:
                 paths = world.stats().paths
                 return paths[0, 1].bytes, paths[1, 0].bytes
 
-            # The round trip of the connection is known; that of the other end in five seconds.
+            # The connection has shown its round trip.
             there, back = eventually(lambda: (told := sent())[0] > 1_000_000 and told)
             # 6.25 MB/s, as the rate is not known, and 80 ms: 0.5 MB are on the way. There are five
             # portions, and headers. 100 Mbit/s would carry 18 MB in this time.

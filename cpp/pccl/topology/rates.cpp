@@ -7,8 +7,8 @@ namespace pccl::topology {
 namespace {
 
 constexpr double kKilobyte = 1000;
-// Assumed for all sites when no rate is known: 100 Mbit/s. Any value would do, as it is the same
-// everywhere.
+// Assumed for all sites when no rate is known, or for the lines between sites: 100 Mbit/s. It
+// decides how much delays weigh beside bytes, and that segments are small.
 constexpr double kAssumedRate = 12.5e6;
 // Hosts that are this near each other (one way) are at one site, in one network.
 constexpr double kSite = 0.5e-6 * wire::kFarRoundTrip;
@@ -143,18 +143,23 @@ bool knows_delays(const wire::RateTable& table, std::span<const std::uint32_t> h
                   const std::set<Edge>& unusable) {
   const auto n = static_cast<std::uint32_t>(hosts.size());
   if (table.links.size() != std::size_t{n} * n) return false;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, bool> known;  // by two hosts
+  // By two hosts, [larger * n + smaller].
+  std::vector<bool> needed(std::size_t{n} * n);
+  std::vector<bool> known(std::size_t{n} * n);
   for (std::uint32_t a = 0; a < n; ++a) {
     for (std::uint32_t b = 0; b < a; ++b) {
       if (hosts[a] == hosts[b]) continue;
       const wire::LinkRate& there = table.links[std::size_t{a} * n + b];
       const wire::LinkRate& back = table.links[std::size_t{b} * n + a];
-      bool& pair = known[std::minmax(hosts[a], hosts[b])];
-      pair = pair || there.rtt_us > 0 || back.rtt_us > 0 || there.unreachable || back.unreachable ||
-             unusable.contains({b, a});
+      const auto [low, high] = std::minmax(hosts[a], hosts[b]);
+      const std::size_t pair = std::size_t{high} * n + low;
+      needed[pair] = true;
+      if (there.rtt_us > 0 || back.rtt_us > 0 || there.unreachable || back.unreachable ||
+          unusable.contains({b, a}))
+        known[pair] = true;
     }
   }
-  return std::ranges::all_of(known, [](const auto& item) { return item.second; });
+  return needed == known;
 }
 
 std::set<Edge> unreachable(const wire::RateTable& table) {
