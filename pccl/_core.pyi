@@ -204,6 +204,7 @@ class Communicator:
         check: Callable[[list[tuple[str, str, tuple[int, ...], str, int]]], str | None] | None,
         timeout: float | None,
         lets_in: bool = True,
+        overwrite: bool = False,
     ) -> Synced:
         """Makes a state equal on all members; `level=2` first lets newcomers in if `lets_in`.
 
@@ -214,6 +215,7 @@ class Communicator:
         `strategy`: `pccl.types.SharedStateSyncStrategy`. `progress(done, wanted)` is called about
         ten times a second while bytes are to be received. `check(entries)` is asked whether what would
         be in `replaced` (with sizes in bytes) can be taken over; a sentence puts this peer out of the run.
+        `overwrite`: received bytes go straight to writable entries.
         """
 
     def start(

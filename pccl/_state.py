@@ -6,11 +6,12 @@ A state is a tree: arrays, numbers, strings and None in nested containers. An ob
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,6 +187,17 @@ class State:
                 value = _adopt(origin, kind, tuple(shape), data, None)
                 self._attach(way, _Leaf(value, touched=True))
         return self._root.result()
+
+    @contextlib.contextmanager
+    def counting_writes(self, overwrites: bool) -> Iterator[None]:
+        """In a sync: if it `overwrites` and fails, writable leaves may have new bytes."""
+        try:
+            yield
+        except BaseException:
+            for name, *_, writable, _ in self.entries if overwrites else ():
+                if writable:
+                    frameworks.count_write(self._leaves[name].node)
+            raise
 
     def _walk(self, node: object, path: str, way: tuple[_Step, ...]) -> _Leaf | _Branch:
         if _has_state_dict(node):

@@ -84,6 +84,7 @@ class _Sync(TypedDict, total=False):
     """Those of `sync`."""
 
     revision: int | None
+    overwrite: bool
     progress: Callable[[int, int], None] | bool | None
     timeout: float | None
     comm: Communicator | None
@@ -417,6 +418,7 @@ def sync(
     state: Any,
     *,
     revision: int | None = None,
+    overwrite: bool = False,
     progress: Callable[[int, int], None] | bool | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -437,6 +439,10 @@ def sync(
         revision: For programs with checkpoints: the revision of `state`, such as the number of
             steps, or that of the checkpoint in the first sync. When a run starts, the highest one
             counts. Default: the library counts.
+        overwrite: What this peer receives goes straight to its writable arrays, and not beside them
+            until the sync has succeeded. It takes no memory for a second copy then, and less time.
+            But after an error these arrays hold parts of both states. This peer never offers such a
+            state to others; its next sync completes it.
         progress: Called with (bytes received, bytes to receive) while it takes long. Default: a
             progress bar when the program runs in a terminal; False: none.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
@@ -459,13 +465,15 @@ def sync(
         StateUnavailable: All that had the state are gone.
         PeerLost: Another member was interrupted in this call; call again.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. After any error of pccl nothing
-            was written.
+            was written, without `overwrite`.
         Exception: An error of an object's `load_state_dict` passes through. Arrays have the new
             state by then, the other members all of it; the next sync sends it to this peer again.
     """
     func = "sync"
     limit = _settings.Deadline(_settings.seconds(timeout, func))
-    result, info = sync_and_stay(state, revision, progress, limit.seconds, comm)
+    result, info = sync_and_stay(
+        state, revision, progress, limit.seconds, comm, overwrite=bool(overwrite)
+    )
     departure.leave_if_asked(_use(comm, func), func, limit.left())
     return (result, info) if return_info else result
 
@@ -478,6 +486,7 @@ def sync_and_stay(
     comm: Communicator | None,
     *,
     lets_in: bool = True,
+    overwrite: bool = False,
 ) -> tuple[Any, SyncInfo]:
     """As `sync` with `return_info`, for a caller that leaves the run at another point.
 
@@ -488,7 +497,7 @@ def sync_and_stay(
     if revision is not None:
         revision = _settings.integer(revision, "revision", func, 0, 2**63 - 1)
     shared = State(state, func)
-    with reporting(progress, func) as report:
+    with reporting(progress, func) as report, shared.counting_writes(overwrite):
         synced = engine.sync(
             shared.entries,
             level=2,
@@ -498,6 +507,7 @@ def sync_and_stay(
             check=shared.check,
             timeout=timeout,
             lets_in=lets_in,
+            overwrite=overwrite,
         )
     result = shared.finish(synced.written, synced.replaced)
     synced.finish()

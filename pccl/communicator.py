@@ -252,6 +252,7 @@ class Communicator(Peer):
         shared_state: SharedState,
         strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
         *,
+        overwrite: bool = False,
         timeout: float | None = None,
     ) -> SharedStateSyncInfo:
         """Makes the entries equal on all members, byte for byte. All members call it.
@@ -265,6 +266,8 @@ class Communicator(Peer):
                 the revision is set. Increment the revision before the next sync.
             strategy: SEND_ONLY and RECEIVE_ONLY peers may mix with each other, not with
                 ENFORCE_POPULAR.
+            overwrite: What this peer receives goes straight to entries in host memory, and not
+                beside them until the sync has succeeded: see `pccl.sync`.
             timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
 
         Returns:
@@ -299,16 +302,22 @@ class Communicator(Peer):
             info._check_sharable(func, receives=how is not SharedStateSyncStrategy.SEND_ONLY)
             entries.append(_entry_of(info, func))
         revision = _settings.integer(shared_state.revision, "revision", func, 0, 2**64 - 1)
-        synced = engine.sync(
-            entries,
-            level=1,
-            revision=revision,
-            strategy=int(how),
-            progress=None,
-            check=None,
-            timeout=limit,
-        )
         kept: dict[str, Any] = {info.name: info._kept for info in shared_state.tensor_infos}
+        try:
+            synced = engine.sync(
+                entries,
+                level=1,
+                revision=revision,
+                strategy=int(how),
+                progress=None,
+                check=None,
+                timeout=limit,
+                overwrite=bool(overwrite),
+            )
+        except BaseException:
+            for array in kept.values() if overwrite else ():
+                frameworks.count_write(array)  # parts may be new
+            raise
         for name in synced.written:
             frameworks.count_write(kept[name])
         for name, dtype, shape, _, data in synced.replaced:  # those on devices

@@ -82,7 +82,7 @@ def test_a_newcomer_is_measured_in_memory_and_over_tcp(tmp_path: Path) -> None:
     options = ["--size", "1MiB", "--rounds", "1", "--holders", "2", "--transport", "shm,tcp"]
     found, output = shown(tmp_path, "sync.py", *options, "--pause", "0")
     assert [row["transport"] for row in found["results"]] == ["shm", "tcp"]
-    assert all(len(row["shares"][0]) == 2 for row in found["results"])
+    assert all(len(row["newcomer_shares"][0]) == 2 for row in found["results"])
     assert all(len(row["new_memory_rates_after_pause"]) == 2 for row in found["results"])
     assert [goal["at_least"] for goal in found["goals"]] == [1.5, 0.8]
     assert "sync of 1 MiB to a newcomer, 2 holders, tcp" in output

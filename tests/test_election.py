@@ -140,6 +140,25 @@ def test_a_member_that_did_not_take_the_state_over_counts_as_a_newcomer() -> Non
     assert judge([vote(1, 2, whole=False)], 3, [0, 1])["code"] == UNAVAILABLE
 
 
+def test_parts_of_a_state_are_never_elected() -> None:
+    # In a run's first sync, whose first try has overwritten a part of one founder's state.
+    found = judge([vote(0, 1, whole=False), vote(1, 2)])
+    assert (found["content"], found["holders"], found["receivers"]) == (2, [1], [0])
+    # Nor by the revision that they had, or instead of a state that is lost.
+    found = judge([vote(0, 1, 9, whole=False), vote(1, 2, 4)])
+    assert (found["content"], found["revision"], found["removals"]) == (2, 4, [])
+    for votes, revision in (
+        ([vote(0, 1, whole=False), vote(1, 2, 0, RECEIVE_ONLY)], None),
+        ([vote(1, 2, 9, whole=False)], 3),
+    ):
+        found = judge(votes, revision, [0] if revision else [])
+        assert found["code"] == (OK if found["removals"] else UNAVAILABLE)
+    # What was trained is lost with those that had it: fresh weights do not take its place.
+    found = judge([vote(0, 1, worked=1, whole=False), vote(1, 2, since=3)])
+    assert found["code"] == UNAVAILABLE
+    assert "parts" in found["reason"]
+
+
 def test_a_member_is_in_one_sync_at_a_time_and_lists_of_entries_have_a_limit() -> None:
     vote_, detail, end = 4, 5, 6
     gib = 1 << 30

@@ -22,9 +22,14 @@ def noise(seed: int, count: int) -> bytes:
 
 
 def receiver(
-    old: list[bytes], new: list[bytes], holders: int = 1, *, writable: bool = True
+    old: list[bytes],
+    new: list[bytes],
+    holders: int = 1,
+    *,
+    writable: bool = True,
+    overwrite: bool = False,
 ) -> _testing.Receiver:
-    return _testing.Receiver(old, new, holders, writable)
+    return _testing.Receiver(old, new, holders, writable, overwrite)
 
 
 def give(it: _testing.Receiver, number: int, holder: int, chunk: int | None) -> str:
@@ -178,9 +183,10 @@ def test_requests_that_come_early_are_kept_and_no_peer_can_spoil_anothers() -> N
     st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=3),
     st.sets(st.integers(0, 8)),
     st.booleans(),
+    st.booleans(),
 )
 def test_a_receiver_ends_with_the_bytes_of_the_holders(
-    sizes: list[int], changed: set[int], writable: bool
+    sizes: list[int], changed: set[int], writable: bool, overwrite: bool
 ) -> None:
     new = [noise(seed, size) for seed, size in enumerate(sizes)]
     old: list[Any] = [bytearray(data) for data in new]
@@ -190,13 +196,59 @@ def test_a_receiver_ends_with_the_bytes_of_the_holders(
             if at in changed:
                 data[chunk] ^= 1
             at += 1
-    it = with_manifest(receiver([bytes(data) for data in old], new, writable=writable))
+    before = [bytes(data) for data in old]
+    it = with_manifest(receiver(before, new, writable=writable, overwrite=overwrite))
     wanted = asked(it, 1)
     assert set(wanted) == {chunk for chunk in range(at) if chunk in changed}
     for number, chunk in enumerate(wanted):
         assert give(it, 1 + number, 1, chunk) == "store"
     assert it.over() == (OK, "")
+    assert it.now()[0] == (new if writable and overwrite else before)
     assert it.result() == new
+
+
+chunk_of = st.integers(0, 2)  # which of three contents a chunk has
+
+
+@given(
+    st.lists(st.tuples(chunk_of, chunk_of, chunk_of), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["whole", "spoilt", "begun", "given up"]), max_size=6),
+)
+def test_an_overwritten_state_knows_what_it_has_whatever_is_elected_next(
+    chunks: list[tuple[int, int, int]], frames: list[str]
+) -> None:
+    contents = [noise(seed, CHUNK) for seed in range(3)]
+    old, first, second = ([b"".join(contents[c[i]] for c in chunks)] for i in range(3))
+    it = with_manifest(receiver(old, first, overwrite=True))
+    wanted = asked(it, 1)
+    assert it.memory() == []
+    assert it.now() == (old, False, True)
+    placed = list(zip(wanted, frames, strict=False))
+    for number, (chunk, kind) in enumerate(placed):
+        assert it.begins(1 + number, 1, chunk) == "store"
+        if kind == "begun":
+            continue
+        it.fill(1 + number, spoilt=kind == "spoilt")
+        if kind == "given up":
+            it.voided(1 + number)
+        else:
+            it.arrived(1 + number)
+        if kind in ("given up", "spoilt"):
+            break  # its source is not used any more
+    _, mixed, right = it.now()
+    assert (mixed, right) == (bool(placed), True)
+    it.again(second, 1)
+    with_manifest(it)
+    has = it.now()[0][0]
+    wanted = asked(it, 1)
+    for chunk, (_, _, meant) in enumerate(chunks):
+        if has[chunk * CHUNK : (chunk + 1) * CHUNK] != contents[meant]:
+            assert chunk in wanted
+    for number, chunk in enumerate(wanted):
+        assert give(it, 100 + number, 1, chunk) == "store"
+    assert it.over() == (OK, "")
+    assert it.now() == (second, bool(placed) or bool(wanted), True)
+    assert it.result() == second
 
 
 @pytest.mark.parametrize(("entries", "name_bytes"), [(1, 10), (400, 100), (900, 1024), (1001, 1)])

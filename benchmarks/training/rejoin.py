@@ -2,7 +2,7 @@
 
 Two members hold parameters and momentum in float32. A third process, which has the same arrays with
 other bytes, joins while the members do nothing but let newcomers in: from before `pccl.init` until
-`pccl.sync` has returned. The bytes alone: the same size through one plain TCP connection between
+`pccl.sync(overwrite=True)` has returned. The bytes alone: the same size through one plain TCP connection between
 two of the processes, in the same run, into memory that was used before; the best of several.
 """
 
@@ -57,7 +57,7 @@ def be_peer(size: int) -> None:
             state.fill(1)
             began = time.monotonic()
             pccl.init()
-            _, info = pccl.sync(state.arrays, progress=False, return_info=True)
+            _, info = pccl.sync(state.arrays, overwrite=True, progress=False, return_info=True)
             seconds = time.monotonic() - began
             say("back", seconds=seconds, received=info.rx_bytes, right=state.has(0))
         elif what == "leave":

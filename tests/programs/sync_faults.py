@@ -128,7 +128,9 @@ def hold_ones() -> None:
     _mine = shell.state = np.ones(BIG, np.int64)
 
 
-def sync_and_strike(number: int, pid: int | None = None, freeze: bool = False) -> None:
+def sync_and_strike(
+    number: int, pid: int | None = None, freeze: bool = False, **options: Any
+) -> None:
     """Syncs ones, and sends that signal to a process, or itself. `freeze`: stops itself, then."""
     hold_ones()
     struck = False
@@ -144,7 +146,7 @@ def sync_and_strike(number: int, pid: int | None = None, freeze: bool = False) -
             if freeze:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
-    shell.sync(progress=progress)
+    shell.sync(progress=progress, **options)
 
 
 def sync_and_strike_at_the_end(seed: int) -> None:

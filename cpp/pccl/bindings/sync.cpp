@@ -91,7 +91,7 @@ nb::object to_array(BufferPtr buffer, std::size_t size) {
 std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given, int level,
                              std::optional<std::uint64_t> revision, int strategy,
                              const nb::object& progress, const nb::object& check, Seconds timeout,
-                             bool lets_in) {
+                             bool lets_in, bool overwrite) {
   const char* function = level == 1 ? "sync_shared_state" : "sync";
   const CallKind kind = level == 1 ? CallKind::sync_shared_state : CallKind::sync;
   std::vector<nb::object> kept;
@@ -124,7 +124,8 @@ std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given
   const auto call =
       without_gil(comm, signals, timeout, [&](node::Communicator& engine, const auto& limit) {
         return engine.sync(std::move(entries), vote, progress.is_none() ? node::Progress() : tell,
-                           check.is_none() ? node::StateCheck() : can_adopt, limit, lets_in);
+                           check.is_none() ? node::StateCheck() : can_adopt, limit,
+                           {.lets_in = lets_in, .overwrite = overwrite});
       });
   if (!call) {
     signals.rethrow();
@@ -189,7 +190,7 @@ void bind_sync(nb::module_& m, nb::class_<CommunicatorHandle>& communicator) {
   m.def("find_ties", &find_ties, "entries"_a);
   communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a, nb::arg("revision").none(),
                    "strategy"_a, nb::arg("progress").none(), nb::arg("check").none(),
-                   nb::arg("timeout").none(), "lets_in"_a = true);
+                   nb::arg("timeout").none(), "lets_in"_a = true, "overwrite"_a = false);
 }
 
 }  // namespace pccl::bindings

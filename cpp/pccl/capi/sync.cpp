@@ -59,7 +59,8 @@ Status synchronize(Connection& connection, const node::Limit& limit, pcclSharedS
   vote.has_revision = true;
   vote.revision = shared.revision;
   vote.strategy = static_cast<SyncStrategy>(how);
-  const Result<peer::CallPtr> call = connection.peer.sync(std::move(entries), vote, {}, {}, limit);
+  const Result<peer::CallPtr> call =
+      connection.peer.sync(std::move(entries), vote, {}, {}, limit, {});
   if (!call) return call.error();
   connection.peer.took_over();
   const state::Update& update = *(*call)->update;

@@ -504,12 +504,12 @@ Status Communicator::optimize(const Limit& limit) {
 Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
                                          wire::SyncVote vote, const Progress& progress,
                                          const StateCheck& check, const Limit& limit,
-                                         bool lets_in) {
+                                         const SyncOptions& options) {
   const auto found = runtime();
   if (!found) return found.error();
   const Until until(limit);
   const auto admits = [&](peer::Engine& engine) {
-    return vote.owned && lets_in && !engine.admission().owes_sync() &&
+    return vote.owned && options.lets_in && !engine.admission().owes_sync() &&
            (engine.admission().round_needed() || engine.session().record()->members.size() == 1);
   };
   // Before this peer votes. The others wait for it, or will.
@@ -547,6 +547,7 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
 
   vote.whole = whole_;
   vote.flaw = (*state)->flaw;
+  (*state)->overwrite = options.overwrite;
   peer::CallPtr call;
   Status status;
   {
@@ -589,7 +590,14 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
     if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
   }
   // The others have a committed state, so an interrupted caller gets it, too.
-  if (!status && !committed) return status.error();
+  if (!status && !committed) {
+    Error error = status.error();
+    if ((*state)->mixed) {
+      whole_ = false;
+      error.reason += "; a part of this peer's state was overwritten";
+    }
+    return error;
+  }
   for (const wire::Divergence& odd : call->update->decision.diverged) {
     std::string names;
     for (const std::string& name : odd.names) names += " " + name;

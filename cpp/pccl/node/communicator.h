@@ -98,16 +98,19 @@ class Communicator {
   // Measures the network, and has the master plan with the result. pending_operations: some are
   // unfinished.
   Status optimize(const Limit& limit);
+  struct SyncOptions {
+    bool lets_in = true;  // the simple API (vote.owned) first lets newcomers in; all members agree
+    bool overwrite = false;  // what is received goes straight to writable entries
+  };
   // Makes the state equal on all members. On success, writable entries have their new bytes, and
-  // the call's update has the other changes; on failure, all entries have their old bytes. An
-  // interruption that comes too late is ignored. The simple API (vote.owned) first lets newcomers
-  // in, unless all members say no to `lets_in`.
+  // the call's update has the other changes; on failure, all entries have their old bytes, or after
+  // `overwrite` a mixture. An interruption that comes too late is ignored.
   [[nodiscard]] Result<peer::CallPtr> sync(std::vector<state::LocalEntry> entries,
                                            wire::SyncVote vote, const Progress& progress,
                                            const StateCheck& check, const Limit& limit,
-                                           bool lets_in = true);
+                                           const SyncOptions& options);
   // The caller has applied all changes of the latest sync. Without this, a peer that received
-  // something takes part in the next sync as a newcomer.
+  // something takes part in the next sync as a newcomer that offers nothing.
   void took_over() { whole_ = true; }
   // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call
   // is done. invalid_usage: another thread makes the calls without a tag.

@@ -11,10 +11,7 @@ constexpr std::uint32_t kMaxTries = 8;
 
 void SyncCall::start(const CallPtr& call, SyncRequest request) {
   admission_.pay_sync();
-  const std::vector<wire::StateEntry>& entries = request.state->manifest.entries;
-  request.vote.structure = state::structure_of(entries);
-  request.vote.content = state::content_of(entries, false);
-  request.vote.loose = state::content_of(entries, true);
+  request.vote.structure = state::structure_of(request.state->manifest.entries);
   request.vote.member_since = admission_.admitted()->epoch;
   request.vote.worked_since = calls_.worked_since();
   sync_ = Sync{};
@@ -41,7 +38,12 @@ void SyncCall::vote() {
   ++sync_->tries;
   sync_->question.reset();
   sync_->unanswered = sync_->complete = false;
-  enter(wire::RoundKind::sync, sync_->request.vote);
+  const state::LocalState& state = *sync_->request.state;
+  wire::SyncVote& vote = sync_->request.vote;
+  vote.content = state::content_of(state.manifest.entries, false);
+  vote.loose = state::content_of(state.manifest.entries, true);
+  vote.whole = vote.whole && !state.mixed;  // the last try has overwritten a part
+  enter(wire::RoundKind::sync, vote);
 }
 
 void SyncCall::enter(wire::RoundKind kind, wire::RoundPayload payload) {

@@ -15,8 +15,8 @@ namespace pccl::peer {
 
 // A member's state and its vote.
 struct SyncRequest {
-  std::shared_ptr<const state::LocalState> state;
-  wire::SyncVote vote;     // start() fills in its digests and ages
+  std::shared_ptr<state::LocalState> state;
+  wire::SyncVote vote;     // the call fills in its digests and ages
   bool questions = false;  // the caller answers take_question(), and the sync waits for the answer
 };
 

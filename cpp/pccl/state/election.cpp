@@ -39,16 +39,12 @@ class Election {
     }
     if (!highest) {
       judgement.code = Code::state_unavailable;
-      judgement.reason =
-          lost_ ? "all members that had the state (revision " + std::to_string(state_.revision) +
-                      ") are gone; resume from a checkpoint's revision, or leave and start anew"
-                : "no member offers the state: all members that have it only receive";
+      judgement.reason = why_none();
       return nullptr;
     }
     for (const Ballot& ballot : ballots_) {
       const wire::SyncVote& vote = ballot.vote;
-      if (standing(ballot) || vote.strategy == wire::SyncStrategy::receive_only ||
-          !vote.has_revision || vote.revision <= *highest) {
+      if (standing(ballot) || !offers(ballot) || !vote.has_revision || vote.revision <= *highest) {
         continue;
       }
       judgement.removals.push_back({ballot.peer, Code::revision_mismatch,
@@ -113,8 +109,13 @@ class Election {
     return ballot.vote.whole && std::ranges::count(state_.holders, ballot.peer) > 0;
   }
 
+  // A state that is not whole is nobody's: parts of it may be of another one.
+  [[nodiscard]] static bool offers(const Ballot& ballot) {
+    return ballot.vote.whole && ballot.vote.strategy != wire::SyncStrategy::receive_only;
+  }
+
   [[nodiscard]] bool candidate(const Ballot& ballot) const {
-    return standing(ballot) && ballot.vote.strategy != wire::SyncStrategy::receive_only;
+    return standing(ballot) && offers(ballot);
   }
 
   [[nodiscard]] bool receives(const Ballot& ballot, const Ballot& elected) const {
@@ -124,6 +125,21 @@ class Election {
       return true;
     }
     return gets_loose(ballot) && ballot.vote.loose != elected.vote.loose;
+  }
+
+  // Why no member is a candidate.
+  [[nodiscard]] std::string why_none() const {
+    const bool mixed =
+        std::ranges::any_of(ballots_, [](const Ballot& ballot) { return !ballot.vote.whole; });
+    const std::string parts =
+        mixed ? "; a member that was receiving it has parts only, and offers nothing" : "";
+    if (lost_) {
+      return "all members that had the state (revision " + std::to_string(state_.revision) +
+             ") are gone" + parts +
+             "; resume from a checkpoint's revision, or leave and start anew";
+    }
+    if (mixed) return "no member offers the state" + parts;
+    return "no member offers the state: all members that have it only receive";
   }
 
   // Only members without loose entries of their own receive them.

@@ -55,7 +55,8 @@ struct Judgement {
 //   receives.
 // - The highest revision offered by a standing member is elected. Among those that offer it, the
 //   most common structure is elected, then the most common content, then the longest-standing
-//   member's. A newcomer never wins. Members that only receive offer nothing.
+//   member's. A newcomer never wins. Members that only receive, or have parts of a state,
+//   offer nothing.
 // - A member that only sends and would have to receive is removed.
 // The elected revision is the revision after the sync. Where the library counts revisions, members
 // offer the one after the last.

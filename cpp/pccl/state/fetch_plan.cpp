@@ -32,14 +32,14 @@ void Update::place(Parallel& parallel) {
   staging.reset();
 }
 
-FetchPlan::FetchPlan(Manifest elected, std::shared_ptr<const LocalState> mine,
-                     const ChunkIndex& my_index, bool newcomer, BufferPool& pool)
-    : elected_(std::move(elected)), mine_(std::move(mine)), index_(elected_.entries) {
-  auto own = mine_->entries.begin();
+FetchPlan::FetchPlan(Manifest elected, LocalState& mine, const ChunkIndex& my_index, bool newcomer,
+                     BufferPool& pool)
+    : elected_(std::move(elected)), mine_(mine), index_(elected_.entries) {
+  auto own = mine_.entries.begin();
   for (std::uint32_t e = 0; e < elected_.entries.size(); ++e) {
     const wire::StateEntry& entry = elected_.entries[e];
-    while (own != mine_->entries.end() && own->what.name < entry.name) ++own;
-    const bool known = own != mine_->entries.end() && own->what.name == entry.name;
+    while (own != mine_.entries.end() && own->what.name < entry.name) ++own;
+    const bool known = own != mine_.entries.end() && own->what.name == entry.name;
     // Only newcomers receive loose entries that they have already.
     if (known && (own->what.content == entry.content || (entry.loose && !newcomer))) continue;
     if (known && own->writable != nullptr && !own->what.tie.empty()) {
@@ -67,16 +67,16 @@ void FetchPlan::make_stage(BufferPool& pool) {
   }
 }
 
-void FetchPlan::add_entry(std::uint32_t e, const LocalEntry* own, const ChunkIndex& my_index,
+void FetchPlan::add_entry(std::uint32_t e, LocalEntry* own, const ChunkIndex& my_index,
                           BufferPool& pool) {
   const wire::StateEntry& entry = elected_.entries[e];
   const std::uint64_t first = index_.first_of(e);
   const std::uint64_t end = index_.first_of(e + 1);
   const bool same_size = own != nullptr && own->what.bytes == entry.bytes;
   const std::uint64_t my_first =
-      own == nullptr ? 0 : my_index.first_of(static_cast<std::size_t>(own - &mine_->entries[0]));
+      own == nullptr ? 0 : my_index.first_of(static_cast<std::size_t>(own - &mine_.entries[0]));
   const auto same = [&](std::uint64_t chunk) {
-    return same_size && mine_->manifest.chunks[my_first + chunk - first] == elected_.chunks[chunk];
+    return same_size && mine_.manifest.chunks[my_first + chunk - first] == elected_.chunks[chunk];
   };
   Incoming incoming{e, own, same_size && own->writable != nullptr, {}};
   if (!incoming.in_place) {
@@ -92,8 +92,13 @@ void FetchPlan::add_entry(std::uint32_t e, const LocalEntry* own, const ChunkInd
       continue;
     }
     const auto number = static_cast<std::uint32_t>(chunk);
-    chunks_[number] = {to, range.bytes, entry.loose, false};
+    Chunk& made = chunks_[number] = {to, range.bytes, entry.loose, nullptr, false};
+    if (incoming.in_place && mine_.overwrite) {
+      made.to = own->writable + range.offset;
+      made.overwrites = &mine_.manifest.chunks[my_first + chunk - first];
+    }
     (entry.loose ? loose_ : strict_).push_back(number);
+    has_loose_ = has_loose_ || entry.loose;
     bytes_wanted_ += range.bytes;
   }
   incoming_.push_back(std::move(incoming));
@@ -123,6 +128,14 @@ void FetchPlan::retry(std::span<const std::uint32_t> numbers) {
   }
 }
 
+void FetchPlan::place(std::uint32_t number) {
+  Chunk& chunk = chunks_.at(number);
+  chunk.placed = true;
+  if (chunk.overwrites == nullptr) return;
+  *chunk.overwrites = {};
+  mine_.mixed = true;
+}
+
 void FetchPlan::unplace(std::uint32_t number) {
   if (const auto it = chunks_.find(number); it != chunks_.end()) it->second.placed = false;
 }
@@ -134,6 +147,7 @@ bool FetchPlan::accept(std::uint32_t number) {
     retry({&number, 1});
     return false;
   }
+  if (chunk.overwrites != nullptr) *chunk.overwrites = elected_.chunks[number];
   bytes_done_ += chunk.bytes;
   --left_;
   return true;
@@ -158,6 +172,7 @@ void FetchPlan::finish(Update& update) {
     const auto first = static_cast<std::uint32_t>(index_.first_of(incoming.entry));
     const auto end = static_cast<std::uint32_t>(index_.first_of(incoming.entry + 1));
     for (auto it = chunks_.lower_bound(first); it != chunks_.end() && it->first < end; ++it) {
+      if (it->second.overwrites != nullptr) continue;
       std::uint8_t* const to = incoming.mine->writable + (it->first - first) * kChunkBytes;
       update.writes.push_back({to, it->second.to, it->second.bytes});
     }

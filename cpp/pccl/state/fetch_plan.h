@@ -45,16 +45,18 @@ struct Update {
 class FetchPlan {
  public:
   struct Chunk {
-    std::uint8_t* to = nullptr;  // where it is kept until the end
+    std::uint8_t* to = nullptr;  // where it is kept until the end, or its place in our own entry
     std::uint64_t bytes = 0;
     bool loose = false;
-    bool placed = false;  // a frame with it is being received
+    wire::Digest* overwrites = nullptr;  // the hash of the chunk of our own that is in its place
+    bool placed = false;                 // a frame with it is being received
   };
 
   // Compares the elected state with `mine`, whose chunks are in `my_index`. `newcomer`: loose
-  // entries are fetched too. REQUIRES: valid(elected, ...). Throws std::bad_alloc.
-  FetchPlan(Manifest elected, std::shared_ptr<const LocalState> mine, const ChunkIndex& my_index,
-            bool newcomer, BufferPool& pool);
+  // entries are fetched too. REQUIRES: valid(elected, ...), and `mine` outlives this. Throws
+  // std::bad_alloc.
+  FetchPlan(Manifest elected, LocalState& mine, const ChunkIndex& my_index, bool newcomer,
+            BufferPool& pool);
   FetchPlan(const FetchPlan&) = delete;
   FetchPlan& operator=(const FetchPlan&) = delete;
 
@@ -66,13 +68,17 @@ class FetchPlan {
   // These chunks will not arrive: they are requested again, before all others.
   void retry(std::span<const std::uint32_t> numbers);
 
+  // Some chunks are of loose entries, which come from one source.
+  [[nodiscard]] bool has_loose() const { return has_loose_; }
+
   // The memory that chunks are received into, about in the order in which they are requested.
   [[nodiscard]] std::vector<BufferPtr> memory() const;
 
   // -- receiving
   // REQUIRES: the chunk is part of the plan.
-  [[nodiscard]] Chunk& chunk(std::uint32_t number) { return chunks_.at(number); }
   [[nodiscard]] const Chunk& chunk(std::uint32_t number) const { return chunks_.at(number); }
+  // A frame with this chunk begins to arrive: from now on its memory changes.
+  void place(std::uint32_t number);
   // A frame with this chunk did not arrive. Does nothing if the chunk is not part of the plan.
   void unplace(std::uint32_t number);
   // The chunk has arrived in its memory. False: its hash differs from the manifest's, so it is
@@ -96,22 +102,23 @@ class FetchPlan {
     bool in_place = false;
     BufferPtr whole;  // not in place: the new entry; no memory for an empty one
   };
-  void add_entry(std::uint32_t entry, const LocalEntry* own, const ChunkIndex& my_index,
+  void add_entry(std::uint32_t entry, LocalEntry* own, const ChunkIndex& my_index,
                  BufferPool& pool);
   void make_stage(BufferPool& pool);
 
   Manifest elected_;
-  std::shared_ptr<const LocalState> mine_;
+  LocalState& mine_;
   ChunkIndex index_;
   std::vector<Incoming> incoming_;
-  // The chunks that are written in place, one after the other. One block for all entries: many
-  // small ones would not be in huge pages.
+  // The chunks that are written in place at the end, one after the other. One block for all
+  // entries: many small ones would not be in huge pages.
   BufferPtr stage_;
   std::vector<std::string> tied_;   // names of entries that are the memory of one in `incoming_`
   std::vector<Update::Copy> kept_;  // chunks that replacements take from our own entries
   std::map<std::uint32_t, Chunk> chunks_;
   std::deque<std::uint32_t> strict_;  // chunks to ask for, from any source
   std::deque<std::uint32_t> loose_;   // from the first source only
+  bool has_loose_ = false;
   std::uint64_t left_ = 0;            // chunks that have not arrived
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_wanted_ = 0;

@@ -71,6 +71,24 @@ wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose
   return digest(bytes);
 }
 
+void fill_contents(LocalState& state, const ChunkIndex& index) {
+  Manifest& manifest = state.manifest;
+  for (std::size_t e = 0; e < manifest.entries.size(); ++e) {
+    wire::StateEntry& entry = manifest.entries[e];
+    const auto hashes = std::span(manifest.chunks)
+                            .subspan(index.first_of(e), index.first_of(e + 1) - index.first_of(e));
+    if (!entry.tie.empty()) {
+      const auto tie =
+          std::ranges::lower_bound(manifest.entries, entry.tie, {}, &wire::StateEntry::name);
+      const auto first = index.first_of(static_cast<std::size_t>(tie - manifest.entries.begin()));
+      std::copy_n(manifest.chunks.begin() + static_cast<std::ptrdiff_t>(first), hashes.size(),
+                  hashes.begin());
+    }
+    entry.content = entry_content(entry, hashes);
+    state.entries[e].what.content = entry.content;
+  }
+}
+
 bool same_form(const wire::StateEntry& a, const wire::StateEntry& b) {
   return a.kind == b.kind && a.shape == b.shape && a.loose == b.loose && a.tie == b.tie;
 }
@@ -207,13 +225,7 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, Parall
   });
   if (stopped) return Error{Code::interrupted, "interrupted"};
 
-  for (std::size_t i = 0; i < state->entries.size(); ++i) {
-    const auto chunks = std::span(manifest.chunks)
-                            .subspan(index.first_of(i), index.first_of(i + 1) - index.first_of(i));
-    wire::StateEntry& entry = manifest.entries[i];
-    entry.content = entry_content(entry, chunks);
-    state->entries[i].what.content = entry.content;
-  }
+  fill_contents(*state, index);
   return state;
 }
 

@@ -39,11 +39,15 @@ struct Manifest {
   static void fields(auto& self, auto& visit) { visit(self.entries, self.chunks); }
 };
 
-// A member's state during a sync. REQUIRES: its memory does not change.
+// A member's state during a sync. REQUIRES: its memory does not change, but by the sync itself.
 struct LocalState {
   std::vector<LocalEntry> entries;  // as in the manifest
+  // What is in memory. The hash of a chunk that is being overwritten is zero.
   Manifest manifest;
-  std::string flaw;  // why these entries cannot be shared; then nothing is hashed
+  // What is received goes straight to writable entries, and not beside them until the end.
+  bool overwrite = false;
+  bool mixed = false;  // a part was overwritten, and the sync is not over
+  std::string flaw;    // why these entries cannot be shared; then nothing is hashed
 };
 
 [[nodiscard]] constexpr std::uint64_t chunk_count(std::uint64_t bytes) {
@@ -95,6 +99,10 @@ class ChunkIndex {
 // The content of one entry, from the hashes of its chunks.
 [[nodiscard]] wire::Digest entry_content(const wire::StateEntry& entry,
                                          std::span<const wire::Digest> chunks);
+
+// Fills the contents of the entries from the hashes of their chunks. An entry has the hashes of the
+// one that it is tied to.
+void fill_contents(LocalState& state, const ChunkIndex& index);
 
 // Whether a received manifest is consistent, has this content, and matches our own entries: entries
 // with the same name have the same form, and the same size if ours is written in place.

@@ -38,7 +38,7 @@ std::vector<PeerId> sources_of(const wire::SyncDecision& decision, const PeerId&
 
 // -- beginning and ending
 
-void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const LocalState> mine,
+void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<LocalState> mine,
                      const wire::SyncDecision& decision) {
   active_ = true;
   over_ = false;
@@ -47,7 +47,7 @@ void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const
   mine_ = std::move(mine);
   my_index_.emplace(mine_->manifest.entries);
   decision_ = decision;
-  tx_bytes_ = 0;
+  tx_bytes_ = earlier_ = 0;
   last_failure_.clear();
   partners_.clear();
   if (contains(decision_.receivers, self)) {
@@ -81,6 +81,7 @@ std::unique_ptr<Update> Transfer::end() {
   update->tx_bytes = tx_bytes_;
   update->rx_bytes = bytes_done();
   if (phase_ == Phase::complete) plan_->finish(*update);
+  drop_plan();
   active_ = false;
   phase_ = Phase::serving;
   mine_.reset();
@@ -90,7 +91,6 @@ std::unique_ptr<Update> Transfer::end() {
   sources_.clear();
   order_.clear();
   manifest_asked_ = manifest_placed_ = false;
-  plan_.reset();
   my_manifest_.clear();
   clients_.clear();
   fetches_.clear();
@@ -207,18 +207,25 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
     return finish(Code::peer_lost, "no holder of the state is left (" + last_failure_ + ")");
   }
   if (first) manifest_asked_ = manifest_placed_ = false;
-  if (first && newcomer_ && phase_ == Phase::chunks) {
+  if (first && phase_ == Phase::chunks && plan_->has_loose()) {
     // Another holder's loose entries may differ: start again with its manifest.
     release();
     phase_ = Phase::manifest;
     for (auto& [id, source] : sources_) source.asked.clear();
-    plan_.reset();
+    drop_plan();
   }
   if (phase_ == Phase::manifest) {
     ask_manifest();
   } else {
     ask();
   }
+}
+
+void Transfer::drop_plan() {
+  if (!plan_) return;
+  if (mine_->mixed) fill_contents(*mine_, *my_index_);
+  earlier_ += plan_->bytes_done();
+  plan_.reset();
 }
 
 // -- requests
@@ -299,14 +306,14 @@ link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& hea
   }
   Source& source = it->second;
   if (std::ranges::find(source.asked, header.segment) == source.asked.end()) return placement;
-  FetchPlan::Chunk& chunk = plan_->chunk(header.segment);
+  const FetchPlan::Chunk& chunk = plan_->chunk(header.segment);
   if (chunk.placed) return placement;  // a second copy must not overwrite the first one
   if (chunk.bytes != header.payload_bytes) {
     placement.kind = link::Placement::Kind::refuse;
     placement.reason = "a chunk of the wrong length";
     return placement;
   }
-  chunk.placed = true;
+  plan_->place(header.segment);
   source.idle_since.reset();
   placement.kind = link::Placement::Kind::store;
   placement.where = {link::vec(chunk.to, chunk.bytes)};
@@ -343,7 +350,7 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
   if (!reader.complete() || !valid(manifest, decision_.content, mine_->entries))
     return drop_source(from, "sent a list of chunks that is not the elected state's");
   try {
-    plan_.emplace(std::move(manifest), mine_, *my_index_, newcomer_, *pool_);
+    plan_.emplace(std::move(manifest), *mine_, *my_index_, newcomer_, *pool_);
   } catch (const std::bad_alloc&) {
     return finish(Code::internal_error, "out of memory for the state to be received");
   }

@@ -46,8 +46,9 @@ class Transfer {
   Transfer(std::shared_ptr<BufferPool> pool, link::Carrier& links)
       : pool_(std::move(pool)), links_(links) {}
 
-  // Starts the transfer of the elected state. Memory of `mine` must stay valid until end().
-  void begin(const SyncId& id, const PeerId& self, std::shared_ptr<const LocalState> mine,
+  // Starts the transfer of the elected state. Memory of `mine` must stay valid until end(). Where
+  // it is overwritten, its hashes change with it.
+  void begin(const SyncId& id, const PeerId& self, std::shared_ptr<LocalState> mine,
              const wire::SyncDecision& decision);
   // Ends the transfer; no memory is used afterwards. Returns the update, which has changes if this
   // is a receiver that has everything. Null: no transfer was active.
@@ -61,8 +62,12 @@ class Transfer {
   [[nodiscard]] const wire::SyncDecision& decision() const { return decision_; }
   // Peers to which a link is needed while the transfer is active.
   [[nodiscard]] const std::vector<PeerId>& partners() const { return partners_; }
-  [[nodiscard]] std::uint64_t bytes_done() const { return plan_ ? plan_->bytes_done() : 0; }
-  [[nodiscard]] std::uint64_t bytes_wanted() const { return plan_ ? plan_->bytes_wanted() : 0; }
+  [[nodiscard]] std::uint64_t bytes_done() const {
+    return earlier_ + (plan_ ? plan_->bytes_done() : 0);
+  }
+  [[nodiscard]] std::uint64_t bytes_wanted() const {
+    return earlier_ + (plan_ ? plan_->bytes_wanted() : 0);
+  }
 
   // See FetchPlan.
   [[nodiscard]] std::vector<wire::StateEntry> replacements() const {
@@ -115,6 +120,7 @@ class Transfer {
   void take_manifest(const PeerId& from, std::span<const std::uint8_t> bytes);
   void retry(const std::vector<std::uint32_t>& chunks);
   void drop_source(const PeerId& peer, const std::string& why);
+  void drop_plan();
   void check_over();
   void finish(Code code, std::string reason);
   [[nodiscard]] link::FrameHeader header(link::FrameType type) const;
@@ -128,7 +134,7 @@ class Transfer {
   SyncId id_;
   SyncId newest_;  // the last sync that began here
   std::uint64_t token_ = 0;
-  std::shared_ptr<const LocalState> mine_;
+  std::shared_ptr<LocalState> mine_;
   std::optional<ChunkIndex> my_index_;
   wire::SyncDecision decision_;
   std::vector<PeerId> partners_;
@@ -141,6 +147,7 @@ class Transfer {
   bool manifest_asked_ = false;
   bool manifest_placed_ = false;
   std::optional<FetchPlan> plan_;      // once the manifest has arrived
+  std::uint64_t earlier_ = 0;          // bytes that arrived for plans that were dropped
   std::vector<wire::Member> members_;  // of the present epoch, for names
   std::string last_failure_;
 

@@ -10,7 +10,7 @@ namespace pccl::fuzz {
 struct Arrays {
   wire::Bytes weights = wire::Bytes((1 << 20) + 3000, 7);  // two chunks
   wire::Bytes bias = wire::Bytes(16, 9);
-  std::shared_ptr<const state::LocalState> state;
+  std::shared_ptr<state::LocalState> state;
   explicit Arrays(std::uint8_t filler) {
     weights.assign(weights.size(), filler);
     const auto entry = [](const char* name, wire::Bytes& bytes, bool loose) {

@@ -97,7 +97,7 @@ void Checks::after_event(Host& host) {
   if (host.syncing_ && host.syncing_->call && !failed()) {
     Syncing& syncing = *host.syncing_;
     if (!syncing.call->done) {
-      if (*syncing.live != syncing.before)
+      if (*syncing.live != syncing.before && !syncing.hashes->mixed)
         fail("I3", "the state of " + host.name() + " was written before the end of its sync");
     } else if (!syncing.ended) {
       ended(host, syncing);
@@ -234,8 +234,9 @@ void Checks::ended(Host& host, Syncing& syncing) {
   }
   no_false_alarm(host, what, call.error.code);
   UserState& live = *syncing.live;
-  if (live != syncing.before)
+  if (live != syncing.before && !syncing.hashes->mixed)
     return fail("I3", "the state of " + host.name() + " was written in a sync");
+  host.whole_ = commit || (host.whole_ && !syncing.hashes->mixed);
   const auto* key = std::get_if<wire::RoundKey>(&call.key);
   if (key == nullptr || key->admission == 0) return;
   if (!commit) {

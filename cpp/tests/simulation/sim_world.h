@@ -151,6 +151,7 @@ struct Syncing {
   bool standing = false;  // the member took part in an earlier sync of this run
   UserState before;
   UserState* live = nullptr;
+  std::shared_ptr<const state::LocalState> hashes;
   std::uint64_t run = 0;
   Instant since{};
   bool ended = false;
@@ -294,6 +295,7 @@ class Host {
   std::list<ReductionPtr> reductions_;  // running ones and some that are over
   std::list<RoundEntry> rounds_;
   SyncingPtr syncing_;  // the latest
+  bool whole_ = true;   // no part of the state was overwritten by a sync that failed
 };
 
 // -- user programs

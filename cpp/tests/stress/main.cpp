@@ -232,7 +232,8 @@ class Peer {
     const node::StateCheck check = [](const std::vector<wire::StateEntry>&) {
       return Error{Code::ok, {}};
     };
-    const Result<peer::CallPtr> call = comm_.sync(std::move(entries), vote, {}, check, limit);
+    const Result<peer::CallPtr> call =
+        comm_.sync(std::move(entries), vote, {}, check, limit, {.overwrite = rng_() % 2 == 0});
     if (!call) {
       const Code code = call.error().code;
       lost_ = code == Code::state_unavailable;

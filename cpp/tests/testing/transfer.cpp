@@ -64,17 +64,12 @@ std::shared_ptr<state::LocalState> hashed(std::vector<wire::Bytes>& arrays, bool
 class Receiver final : private stripes::Carrier {
  public:
   Receiver(const std::vector<nb::bytes>& old, const std::vector<nb::bytes>& now,
-           std::uint8_t holders, bool writable) {
+           std::uint8_t holders, bool writable, bool overwrite) {
     for (const nb::bytes& bytes : old) old_.push_back(copy(bytes));
     for (const nb::bytes& bytes : now) new_.push_back(copy(bytes));
     mine_ = hashed(old_, writable);
-    elected_ = hashed(new_, false);
-    wire::SyncDecision decision;
-    decision.step = wire::SyncStep::transfer;
-    decision.content = state::content_of(elected_->manifest.entries, false);
-    decision.receivers = {peer(0)};
-    for (std::uint8_t i = 1; i <= holders; ++i) decision.holders.push_back(peer(i));
-    transfer_.begin(kSync, peer(0), mine_, decision);
+    mine_->overwrite = overwrite;
+    begin(holders);
   }
 
   Receiver(const Receiver&) = delete;
@@ -175,6 +170,31 @@ class Receiver final : private stripes::Carrier {
       chunks.push_back(stripes::decode(frame.header)->segment);
     return chunks;
   }
+  // The arrays as they are, whether a part was overwritten, and whether the hashes are theirs but
+  // for chunks with the hash zero.
+  [[nodiscard]] std::tuple<std::vector<nb::bytes>, bool, bool> now() const {
+    std::vector<nb::bytes> arrays;
+    for (const wire::Bytes& bytes : old_) arrays.push_back(to_python(bytes));
+    const state::ChunkIndex index(mine_->manifest.entries);
+    bool right = true;
+    for (std::uint64_t chunk = 0; chunk < index.count(); ++chunk) {
+      const state::ChunkRange range = index.at(chunk);
+      const wire::Digest& known = mine_->manifest.chunks[chunk];
+      right = right && (known == wire::Digest{} ||
+                        known == state::digest({old_[range.entry].data() + range.offset,
+                                                static_cast<std::size_t>(range.bytes)}));
+    }
+    return {std::move(arrays), mine_->mixed, right};
+  }
+  // Ends the sync and elects other arrays, from the same holders.
+  void again(const std::vector<nb::bytes>& now, std::uint8_t holders) {
+    (void)transfer_.end();
+    over_.reset();
+    frames_.clear();
+    new_.clear();
+    for (const nb::bytes& bytes : now) new_.push_back(copy(bytes));
+    begin(holders);
+  }
   // Bytes of each block that chunks are received into.
   [[nodiscard]] std::vector<std::size_t> memory() const {
     std::vector<std::size_t> sizes;
@@ -210,6 +230,15 @@ class Receiver final : private stripes::Carrier {
     stripes::Placement placement;
     wire::Bytes bytes;
   };
+  void begin(std::uint8_t holders) {
+    elected_ = hashed(new_, false);
+    wire::SyncDecision decision;
+    decision.step = wire::SyncStep::transfer;
+    decision.content = state::content_of(elected_->manifest.entries, false);
+    decision.receivers = {peer(0)};
+    for (std::uint8_t i = 1; i <= holders; ++i) decision.holders.push_back(peer(i));
+    transfer_.begin(kSync, peer(0), mine_, decision);
+  }
   void wake(const PeerId&) override {}
   bool is_up(const PeerId&) const override { return true; }
   std::uint64_t release(const PeerId& of, std::uint64_t) override {
@@ -279,8 +308,8 @@ std::pair<std::size_t, std::vector<std::size_t>> rejoin_sizes(std::size_t entrie
 void bind_transfer(nb::module_& m) {
   nb::class_<Receiver>(m, "Receiver")
       .def(nb::init<const std::vector<nb::bytes>&, const std::vector<nb::bytes>&, std::uint8_t,
-                    bool>(),
-           "old"_a, "new"_a, "holders"_a, "writable"_a)
+                    bool, bool>(),
+           "old"_a, "new"_a, "holders"_a, "writable"_a, "overwrite"_a = false)
       .def("next", &Receiver::next, "to"_a)
       .def("begins", &Receiver::begins, "number"_a, "holder"_a, nb::arg("chunk").none())
       .def("fill", &Receiver::fill, "number"_a, "spoilt"_a = false)
@@ -290,6 +319,8 @@ void bind_transfer(nb::module_& m) {
       .def("tick", &Receiver::tick, "seconds"_a)
       .def("asked", &Receiver::asked, "peer"_a, "later"_a, "chunks"_a)
       .def("serves", &Receiver::serves, "later"_a, "peer"_a)
+      .def("now", &Receiver::now)
+      .def("again", &Receiver::again, "now"_a, "holders"_a)
       .def("memory", &Receiver::memory)
       .def("over", &Receiver::over)
       .def("result", &Receiver::result);
