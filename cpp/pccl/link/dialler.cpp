@@ -71,8 +71,8 @@ Instant Dialler::next_deadline(const LinkContext& context) const {
 }
 
 bool Dialler::may_dial_pipe(const Link& link) const {
-  return link.is_up() && link.planned && link.pipe == Link::Pipe::none &&
-         facts_.at.joined > link.peer.joined && facts_.at.now >= link.next_pipe_dial;
+  return link.is_up() && link.pipe == Link::Pipe::none && facts_.at.joined > link.peer.joined &&
+         facts_.at.now >= link.next_pipe_dial;
 }
 
 void Dialler::dial_pipe(Link& link) {

@@ -19,8 +19,7 @@ class Dialler {
   [[nodiscard]] Instant next_deadline(const LinkContext& context) const;
   // `offer`: the other end is to send the hello.
   void dial(Link& link, const wire::Address& address, std::uint32_t number, bool offer);
-  // A planned link gets a pipe beside its first stripe. The caller dials no pipes while all members
-  // are on one host: links carry almost nothing then.
+  // A link may get a pipe beside its first stripe.
   [[nodiscard]] bool may_dial_pipe(const Link& link) const;
   void dial_pipe(Link& link);
   // Dials of stripes after the first do not count any more, as they may wait for TCP's next try.

@@ -19,8 +19,7 @@ namespace pccl::link {
 inline constexpr std::size_t kNewLink = 0;  // the transition of a new link
 // The deadline of a stripe's handshake.
 inline constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-// The pause between dials of a pipe, and after a new epoch, whose plan may need no links on this
-// host.
+// The pause between dials of a pipe.
 inline constexpr Duration kPipeDialPause = std::chrono::seconds(1);
 
 struct Link {

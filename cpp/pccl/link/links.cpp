@@ -61,7 +61,6 @@ void LinkTable::begin_epoch(const LinkContext& context) {
   facts_.at = context;
   for (auto& [peer, link] : facts_.links) {
     link.reported.reset();
-    link.next_pipe_dial = facts_.at.now + kPipeDialPause;
     // Epochs that follow each other quickly do not hide a link that is missing all the time.
     const bool was_needed = link.planned && (link.member || facts_.at.preparing);
     if (!link.is_up() && !was_needed) link.down_since = facts_.at.now;

@@ -89,12 +89,12 @@ class LinkTable final : public Carrier {
   [[nodiscard]] Instant next_deadline(const LinkContext& context) const {
     return dialler_.next_deadline(context);
   }
-  // Dials a pipe for each planned link to a peer for which `shares_memory` holds.
+  // Dials a pipe for each link for which `wanted(peer, planned)` holds.
   template <class Predicate>
-  void dial_pipes(const Predicate& shares_memory, const LinkContext& context) {
+  void dial_pipes(const Predicate& wanted, const LinkContext& context) {
     facts_.at = context;
     for (auto& [peer, link] : facts_.links)
-      if (dialler_.may_dial_pipe(link) && shares_memory(peer)) dialler_.dial_pipe(link);
+      if (dialler_.may_dial_pipe(link) && wanted(peer, link.planned)) dialler_.dial_pipe(link);
   }
 
   // -- state

@@ -247,7 +247,7 @@ void Engine::on_epoch(const Record& record) {
   locality_.begin_epoch(session_.run(), record);
   link_driver_.handle_locality();
   operations_.begin_epoch(record);
-  links_.begin_epoch(link_driver_.context());
+  link_driver_.begin_epoch();
   link_driver_.choose();
   actions_.resume = links_.held_stripes();
   operations_.run_all(now_);

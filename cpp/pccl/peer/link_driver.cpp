@@ -8,6 +8,12 @@
 #include "pccl/topology/plan.h"
 
 namespace pccl::peer {
+namespace {
+
+// After the beginning of an epoch, whose plan may need no links on this host.
+constexpr Duration kPipePause = std::chrono::seconds(1);
+
+}  // namespace
 
 link::LinkContext LinkDriver::context() const {
   link::LinkContext context;
@@ -86,9 +92,16 @@ void LinkDriver::choose_neighbours() {
 }
 
 void LinkDriver::dial_pipes() {
-  if (closed_ || parts_.locality.active()) return;
-  links_.dial_pipes([&](const PeerId& peer) { return parts_.locality.shares_with(peer); },
-                    context());
+  if (closed_) return;
+  const auto& partners = parts_.sync.transfer().partners();
+  const bool planned_too = !parts_.locality.active() && parts_.now >= pipes_from_;
+  if (partners.empty() && !planned_too) return;
+  links_.dial_pipes(
+      [&](const PeerId& peer, bool planned) {
+        const bool wanted = (planned && planned_too) || std::ranges::count(partners, peer) > 0;
+        return wanted && parts_.locality.shares_with(peer);
+      },
+      context());
 }
 
 void LinkDriver::close() {
@@ -177,8 +190,13 @@ void LinkDriver::handle_measuring() {
 
 // -- events from the master and the shell
 
-void LinkDriver::on_prepare() {
+void LinkDriver::begin_epoch() {
+  pipes_from_ = parts_.now + kPipePause;
   links_.begin_epoch(context());
+}
+
+void LinkDriver::on_prepare() {
+  begin_epoch();
   links_.forget_failures();
   choose();
 }

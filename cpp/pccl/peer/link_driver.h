@@ -38,8 +38,10 @@ class LinkDriver final : public link::Traffic {
 
   // Determines which links and neighbours are needed. Call after every change of what needs them.
   void choose();
-  // Dials pipes to the neighbours that have become reachable.
+  // Dials pipes to the neighbours that have become reachable, where links to them carry much: if
+  // some members are on other hosts, and in transfers of a state.
   void dial_pipes();
+  void begin_epoch();
   // Closes all links for good. Later connections are closed at once.
   void close();
 
@@ -89,6 +91,7 @@ class LinkDriver final : public link::Traffic {
   link::LinkTable& links_;
   Parts parts_;
   bool closed_ = false;
+  Instant pipes_from_{};  // no pipes for operations before
 };
 
 }  // namespace pccl::peer
