@@ -109,7 +109,8 @@ def test_a_path_that_works_again_is_found_before_its_connections_try_again(secon
     assert link.working() == 0
     link.heal()
     link.passes(0.8)
-    assert link.working() == link.stand_ins() == STRIPES
+    assert link.stand_ins() == STRIPES
+    assert STRIPES <= link.working() <= 1.5 * STRIPES  # the surplus ends, one each second
     link.passes(60)
     assert (link.working(), link.downs()) == (STRIPES, 0)
 
@@ -141,7 +142,7 @@ def test_a_peer_that_was_frozen_keeps_its_connections() -> None:
     link = silent_link()
     link.freeze(True)
     link.passes(4.0)
-    assert STRIPES < link.dials() <= 2 * STRIPES
+    assert STRIPES < link.dials() <= 2.5 * STRIPES
     link.freeze(False)
     link.passes(0.5)
     assert link.working() > STRIPES
@@ -161,7 +162,7 @@ def test_ends_with_other_intervals_wait_for_each_other(newer: float, older: floa
     link.heal(resume=True)
     link.passes(60)
     assert (link.working(), link.downs()) == (STRIPES, 0)
-    assert dials <= 2 * STRIPES
+    assert dials <= 3 * STRIPES
 
 
 @given(st.lists(st.floats(0.05, 3), max_size=20))

@@ -279,7 +279,12 @@ void Handshakes::establish(StripeEntry& entry) {
   if (ours && entry.way != Way::memory && link.spares.open > 0) --link.spares.open;
   link.spares.pause = {};
   link.spares.next = facts_.at.now;
-  if (ours && entry.way == Way::network) spares_.on_answered(link);
+  if (entry.way != Way::network) return;
+  if (ours) {
+    spares_.on_answered(link);
+  } else {
+    spares_.end_stalled(link);
+  }
 }
 
 // `ours`: this end sent the hello.
