@@ -84,6 +84,9 @@ void Health::watch_up(Link& link) {
 }
 
 void Health::listen() {
+  const Instant before = std::exchange(facts_.listened, facts_.at.now);
+  if (facts_.at.now - before > facts_.options.settings.heartbeat_interval)
+    facts_.awake_since = facts_.at.now;
   for (auto& [peer, link] : facts_.links)
     if (link.is_up()) listen(link);
 }

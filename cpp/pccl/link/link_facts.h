@@ -181,7 +181,10 @@ class LinkFacts {
 
   LinkOptions options;
   Traffic& traffic;
-  LinkContext at;  // of the current event
+  LinkContext at;      // of the current event
+  Instant listened{};  // the last Health::listen()
+  // There was no pause since then in which this process may have been frozen, with unread bytes.
+  Instant awake_since{};
   std::map<PeerId, Link> links;
   std::map<std::uint64_t, StripeEntry> stripes;
   std::map<std::uint64_t, Dial> dials;

@@ -61,6 +61,7 @@ void Spares::on_answered(Link& link) {
 
 void Spares::end_stalled(Link& link) {
   if (!link.is_up() || !link.keeps || facts_.at.joined >= link.peer.joined) return;
+  if (facts_.at.now - facts_.awake_since < facts_.options.settings.heartbeat_interval) return;
   Instant newest{};
   for (const std::uint64_t id : link.stripes) {
     const StripeEntry& entry = facts_.stripes.at(id);
