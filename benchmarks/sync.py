@@ -22,8 +22,8 @@ no-op         all members in step: seconds of a sync, and bytes of state moved, 
 
 Rates are in 10^9 bytes per second. Each figure is the median of the rounds, but the best one for
 what pccl is compared with. The goals are for the overwriting newcomer's rate beside the copy's: 1.5
-times where members share memory ("shm"), 0.8 times over TCP ("tcp": `PCCL_SHM=0`). Needs seven times
-the size in memory.
+times where members share memory ("shm"), 0.8 times over TCP ("tcp": `PCCL_SHM=0`). Needs seven
+times the size in memory.
 """
 
 from __future__ import annotations

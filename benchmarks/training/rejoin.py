@@ -2,8 +2,9 @@
 
 Two members hold parameters and momentum in float32. A third process, which has the same arrays with
 other bytes, joins while the members do nothing but let newcomers in: from before `pccl.init` until
-`pccl.sync(overwrite=True)` has returned. The bytes alone: the same size through one plain TCP connection between
-two of the processes, in the same run, into memory that was used before; the best of several.
+`pccl.sync(overwrite=True)` has returned. The bytes alone: the same size through one plain TCP
+connection between two of the processes, in the same run, into memory that was used before; the best
+of several.
 """
 
 from __future__ import annotations
