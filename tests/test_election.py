@@ -153,7 +153,7 @@ def test_parts_of_a_state_are_never_elected() -> None:
     ):
         found = judge(votes, revision, [0] if revision else [])
         assert found["code"] == (OK if found["removals"] else UNAVAILABLE)
-    # What was trained is lost with those that had it: fresh weights do not take its place.
+    # Fresh weights do not take the place of trained ones, which are lost with those that had them.
     found = judge([vote(0, 1, worked=1, whole=False), vote(1, 2, since=3)])
     assert found["code"] == UNAVAILABLE
     assert "parts" in found["reason"]

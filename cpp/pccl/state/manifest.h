@@ -44,7 +44,7 @@ struct LocalState {
   std::vector<LocalEntry> entries;  // as in the manifest
   // What is in memory. The hash of a chunk that is being overwritten is zero.
   Manifest manifest;
-  // What is received goes straight to writable entries, and not beside them until the end.
+  // Received bytes go straight to writable entries, and not beside them until the end.
   bool overwrite = false;
   bool mixed = false;  // a part was overwritten, and the sync is not over
   std::string flaw;    // why these entries cannot be shared; then nothing is hashed
