@@ -193,6 +193,9 @@ class Communicator:
         list[tuple[int, int]],
     ]: ...
     def barrier(self, timeout: float | None) -> None: ...
+    def overwrote(self) -> bool:
+        """Whether the latest sync has failed and overwritten a part of the state."""
+
     def sync(
         self,
         entries: Sequence[_Entry],

@@ -189,12 +189,12 @@ class State:
         return self._root.result()
 
     @contextlib.contextmanager
-    def counting_writes(self, overwrites: bool) -> Iterator[None]:
-        """In a sync: if it `overwrites` and fails, writable leaves may have new bytes."""
+    def counting_writes(self, overwrote: Callable[[], bool]) -> Iterator[None]:
+        """In a sync: if it fails and `overwrote` a part, writable leaves may have new bytes."""
         try:
             yield
         except BaseException:
-            for name, *_, writable, _ in self.entries if overwrites else ():
+            for name, *_, writable, _ in self.entries if overwrote() else ():
                 if writable:
                     frameworks.count_write(self._leaves[name].node)
             raise

@@ -428,7 +428,7 @@ def sync(
 
     The highest revision counts, then what most members hold, and never what a newcomer brings:
     newcomers receive, members are verified (by hashes; members in step move no byte). It succeeds
-    for all members, or leaves all as they were. First completes this peer's own operations in
+    for all members, or without `overwrite` leaves all as they were. First completes this peer's own operations in
     flight. A newcomer's first call waits to be let in.
 
     Args:
@@ -441,8 +441,9 @@ def sync(
             counts. Default: the library counts.
         overwrite: What this peer receives goes straight to its writable arrays, and not beside them
             until the sync has succeeded. It takes no memory for a second copy then, and less time.
-            But after an error these arrays hold parts of both states. This peer never offers such a
-            state to others; its next sync completes it.
+            But after an error these arrays may hold parts of both states. This process does not
+            offer them to others, and its next sync completes them. Other threads must not read them
+            meanwhile.
         progress: Called with (bytes received, bytes to receive) while it takes long. Default: a
             progress bar when the program runs in a terminal; False: none.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
@@ -464,8 +465,8 @@ def sync(
         RevisionMismatch: This newcomer's `revision` is ahead of the run's.
         StateUnavailable: All that had the state are gone.
         PeerLost: Another member was interrupted in this call; call again.
-        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. After any error of pccl nothing
-            was written, without `overwrite`.
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Without `overwrite` nothing was
+            written after any error of pccl.
         Exception: An error of an object's `load_state_dict` passes through. Arrays have the new
             state by then, the other members all of it; the next sync sends it to this peer again.
     """
@@ -497,7 +498,7 @@ def sync_and_stay(
     if revision is not None:
         revision = _settings.integer(revision, "revision", func, 0, 2**63 - 1)
     shared = State(state, func)
-    with reporting(progress, func) as report, shared.counting_writes(overwrite):
+    with reporting(progress, func) as report, shared.counting_writes(engine.overwrote):
         synced = engine.sync(
             shared.entries,
             level=2,

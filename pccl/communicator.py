@@ -259,7 +259,8 @@ class Communicator(Peer):
 
         The highest revision that a standing member offers counts (standing: it was in the sync
         before), then the content that most have, then the longest-standing member's. Only 1 MiB
-        pieces that differ move. It succeeds for all members, or leaves all as they were.
+        pieces that differ move. It succeeds for all members, or without `overwrite` leaves all as
+        they were.
 
         Args:
             shared_state: The entries. Where they differ from the elected ones they are written, and
@@ -315,7 +316,7 @@ class Communicator(Peer):
                 overwrite=bool(overwrite),
             )
         except BaseException:
-            for array in kept.values() if overwrite else ():
+            for array in kept.values() if engine.overwrote() else ():
                 frameworks.count_write(array)  # parts may be new
             raise
         for name in synced.written:

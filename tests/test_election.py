@@ -26,10 +26,18 @@ def judge(votes, revision=None, holders=(), *, owned=True, details=True, flaws=(
 
 
 def vote(
-    peer, content, revision=None, strategy=POPULAR, entries=ONE, since=1, worked=0, whole=True
+    peer,
+    content,
+    revision=None,
+    strategy=POPULAR,
+    entries=ONE,
+    since=1,
+    worked=0,
+    whole=True,
+    mixed=False,
 ):
     named = [(*entry, "")[:3] for entry in entries]  # (name, kind, tie)
-    return (peer, revision, strategy, content, named, since, worked, whole)
+    return (peer, revision, strategy, content, named, since, worked, whole, mixed)
 
 
 contents = st.lists(st.integers(1, 3), min_size=1, max_size=8)
@@ -142,21 +150,24 @@ def test_a_member_that_did_not_take_the_state_over_counts_as_a_newcomer() -> Non
 
 def test_parts_of_a_state_are_never_elected() -> None:
     # In a run's first sync, whose first try has overwritten a part of one founder's state.
-    found = judge([vote(0, 1, whole=False), vote(1, 2)])
+    found = judge([vote(0, 1, mixed=True), vote(1, 2)])
     assert (found["content"], found["holders"], found["receivers"]) == (2, [1], [0])
+    assert found["newcomers"] == [0]  # its loose entries are mixed, too
     # Nor by the revision that they had, or instead of a state that is lost.
-    found = judge([vote(0, 1, 9, whole=False), vote(1, 2, 4)])
+    found = judge([vote(0, 1, 9, mixed=True), vote(1, 2, 4)])
     assert (found["content"], found["revision"], found["removals"]) == (2, 4, [])
-    for votes, revision in (
-        ([vote(0, 1, whole=False), vote(1, 2, 0, RECEIVE_ONLY)], None),
-        ([vote(1, 2, 9, whole=False)], 3),
-    ):
-        found = judge(votes, revision, [0] if revision else [])
-        assert found["code"] == (OK if found["removals"] else UNAVAILABLE)
+    votes = [vote(0, 1, 0, RECEIVE_ONLY), vote(1, 2, 9, RECEIVE_ONLY, mixed=True)]
+    for found in (judge(votes), judge([vote(1, 2, 9, mixed=True)], 3, [0, 1])):
+        assert found["code"] == UNAVAILABLE
+        assert "parts only" in found["reason"]
+    # A member that did not load the last state may bring a checkpoint if the state is lost.
+    assert judge([vote(1, 2, 9, whole=False)], 3, [0, 1])["content"] == 2
     # Fresh weights do not take the place of trained ones, which are lost with those that had them.
-    found = judge([vote(0, 1, worked=1, whole=False), vote(1, 2, since=3)])
+    found = judge([vote(0, 1, worked=1, mixed=True), vote(1, 2, since=3)])
     assert found["code"] == UNAVAILABLE
-    assert "parts" in found["reason"]
+    # Nor does the revision of such a member make founders of those that came later.
+    found = judge([vote(0, 1), vote(1, 2, 9, since=3, mixed=True), vote(2, 3, since=3)])
+    assert (found["content"], found["holders"]) == (1, [0])
 
 
 def test_a_member_is_in_one_sync_at_a_time_and_lists_of_entries_have_a_limit() -> None:

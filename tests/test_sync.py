@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 from functools import partial
 
 import pytest
-from programs import sync_faults, sync_shell
+from programs import links, sync_faults, sync_shell
 from syncs import (
     MIB,
     Peers,
@@ -48,6 +49,19 @@ def test_founders_end_with_the_state_of_the_longest_standing_one(run: Run) -> No
     assert moved(again) == [0, 0, 0]
     assert again[0]["revision"] == 1
     assert all(answer["same"] for answer in do(peers, sync_shell.say_whether_given))
+
+
+@pytest.mark.shared_memory
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's counts")
+def test_inside_a_host_a_state_moves_through_memory(run: Run) -> None:
+    peers, late = members(run, 2), newcomer(run)
+    size = 256 * MIB
+    synced(peers, sync(ones(size // 8)))
+    tell(late, sync(zeros(size // 8)))
+    tell(peers, sync(until=3))
+    assert moved(agreed(peers + late)) == [0, 0, size]
+    # Some pieces go over TCP, until there are pipes.
+    assert do(late, links.say_received)[0]["bytes"] < size // 4
 
 
 def test_a_newcomer_receives_everything_and_members_in_step_move_nothing(run: Run) -> None:

@@ -11,11 +11,11 @@ from programs import sync_faults, sync_shell
 from syncs import (
     Peers,
     agreed,
-    arange,
     do,
     failed,
     full,
     interrupted,
+    keeper,
     members,
     moved,
     newcomer,
@@ -71,13 +71,38 @@ def test_parts_of_a_state_are_offered_to_nobody(run: Run) -> None:
     told = failed(late[0].next(), "StateUnavailable", "NO_SHARED_STATE_AVAILABLE")
     assert "overwritten" in told["text"]
     assert do(late, partial(sync_shell.say_whether_all, 1)) == [{"same": False}]
-    # Not by a revision either.
+    # Not by a revision either, nor in another run.
     told = failed(do(late, sync(revision=5))[0], "StateUnavailable", "NO_SHARED_STATE_AVAILABLE")
-    assert "parts" in told["text"]
-    # A peer that has made its state anew comes back as another one.
+    assert "parts only" in told["text"]
     tell(late, sync_shell.rejoin)
     again = Peers(late)
-    assert synced(again, sync(arange(1000), revision=5))[0]["revision"] == 5
+    told = failed(do(again, sync(revision=5))[0], "StateUnavailable", "NO_SHARED_STATE_AVAILABLE")
+    assert "parts only" in told["text"]
+    # Once the program has made it anew, or loaded a checkpoint, it counts.
+    assert synced(again, sync(ones(sync_faults.BIG), revision=5))[0]["revision"] == 5
+
+
+def test_a_checkpoint_takes_the_place_of_parts(run: Run) -> None:
+    peers, late = members(run, 1), newcomer(run)
+    synced(peers, sync(LARGE))
+    tell(peers, sync(until=2))
+    strike(late, signal.SIGKILL, peers[0].pid)
+    failed(late[0].next(), "StateUnavailable", "NO_SHARED_STATE_AVAILABLE")
+    assert synced(late, sync(ones(sync_faults.BIG), revision=5))[0]["revision"] == 5
+
+
+def test_an_object_is_loaded_also_if_an_earlier_sync_has_written_its_arrays(run: Run) -> None:
+    peers, late = members(run, 2), newcomer(run)
+    mine = {"a": keeper({"w": zeros(1000)}), "z": LARGE}
+    held = synced(peers, sync(mine))[0]["digest"]
+    tell(late, partial(sync_faults.sync_object_and_strike, signal.SIGINT))
+    tell(peers, sync(until=3))
+    interrupted(late[0].next())
+    for peer in peers:
+        failed(peer.next(), "PeerLost", "RANK_CONNECTION_LOST")
+    answers = synced([*peers, *late], sync(overwrite=True))
+    assert answers[2]["digest"] == held
+    assert do(late, sync_faults.say_loads)[0]["loads"] == 1
 
 
 def test_after_ctrl_c_only_what_is_missing_moves(run: Run) -> None:
@@ -110,8 +135,9 @@ def test_founders_elect_another_state_if_the_first_ones_holder_is_killed(run: Ru
 def test_a_failed_sync_counts_as_a_write_of_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     tensors = {"w": torch.zeros(3), "n": 1}
-    for overwrites, raised in ((False, 0), (True, 1)):
+    for overwrote, raised in ((False, 0), (True, 1)):
         before = tensors["w"]._version
-        with pytest.raises(KeyboardInterrupt), State(tensors, "sync").counting_writes(overwrites):
+        state = State(tensors, "sync")
+        with pytest.raises(KeyboardInterrupt), state.counting_writes(lambda: overwrote):  # noqa: B023
             raise KeyboardInterrupt
         assert tensors["w"]._version == before + raised

@@ -207,6 +207,18 @@ def test_a_receiver_ends_with_the_bytes_of_the_holders(
     assert it.result() == new
 
 
+def test_nothing_is_overwritten_before_the_caller_can_take_the_rest() -> None:
+    old, new = [noise(1, 100)], [noise(2, 100), noise(3, 200)]
+    it = _testing.Receiver(old, new, 1, True, overwrite=True, waits=True)
+    with_manifest(it)
+    assert asked(it, 1) == []
+    it.go_on()
+    assert asked(it, 1) == [0, 1]
+    # Without an entry to be made, nothing waits.
+    it = _testing.Receiver(old, new[:1], 1, True, overwrite=True, waits=True)
+    assert asked(with_manifest(it), 1) == [0]
+
+
 chunk_of = st.integers(0, 2)  # which of three contents a chunk has
 
 

@@ -42,20 +42,27 @@ def links(master: int) -> Iterator[socket.socket]:
                 continue
 
 
+def received(link: socket.socket) -> int:
+    """Bytes, by the kernel's count."""
+    at = 128  # tcpi_bytes_received
+    info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 8)
+    return int(struct.unpack_from("Q", info, at)[0])
+
+
+def say_received() -> None:
+    """Says how many bytes have come on its TCP connections to other peers."""
+    master = int(os.environ["PCCL_MASTER"].rpartition(":")[2])
+    say(event="received", bytes=sum(map(received, links(master))))
+
+
 def hear_heartbeats(count: int) -> None:
     """Says how long so many take to come, on the only link."""
     start()
     pccl.allreduce(x())
     (link,) = [end.dup() for end in links(int(os.environ["PCCL_MASTER"].rpartition(":")[2]))]
-
-    def received() -> int:
-        at = 128  # tcpi_bytes_received
-        info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + 8)
-        return int(struct.unpack_from("Q", info, at)[0])
-
-    before = received()
+    before = received(link)
     began = time.monotonic()
-    while received() < before + 72 * count:
+    while received(link) < before + 72 * count:
         threading.Event().wait(0.01)
     say(event="heard", seconds=time.monotonic() - began)
     hear()

@@ -149,6 +149,36 @@ def sync_and_strike(
     shell.sync(progress=progress, **options)
 
 
+class Counted(shell.Keeper):
+    """Counts how often it was loaded."""
+
+    loads = 0
+
+    def load_state_dict(self, kept: Any) -> None:
+        super().load_state_dict(kept)
+        self.loads += 1
+
+
+def sync_object_and_strike(number: int) -> None:
+    """Overwrites an object's array, and then a large one, in which it strikes itself."""
+    global _mine
+    _mine = Counted({"w": np.ones(1000)})
+    shell.state = {"a": _mine, "z": np.ones(BIG, np.int64)}
+    struck = False
+
+    def progress(done: int, wanted: int) -> None:
+        nonlocal struck
+        if 8000 < done < wanted and not struck:
+            struck = True
+            signal.raise_signal(number)
+
+    shell.sync(progress=progress, overwrite=True)
+
+
+def say_loads() -> None:
+    say(loads=_mine.loads)
+
+
 def sync_and_strike_at_the_end(seed: int) -> None:
     """So small a state is reported only once: when it is here."""
     global _mine

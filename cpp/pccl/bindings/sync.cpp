@@ -188,6 +188,7 @@ void bind_sync(nb::module_& m, nb::class_<CommunicatorHandle>& communicator) {
         synced.engine->took_over();
       });
   m.def("find_ties", &find_ties, "entries"_a);
+  communicator.def("overwrote", [](CommunicatorHandle& comm) { return comm.engine->overwrote(); });
   communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a, nb::arg("revision").none(),
                    "strategy"_a, nb::arg("progress").none(), nb::arg("check").none(),
                    nb::arg("timeout").none(), "lets_in"_a = true, "overwrite"_a = false);

@@ -27,7 +27,8 @@ struct Link {
   // Stripes after the first that are being established, and when more may be dialled.
   struct Spares {
     std::uint32_t next_number = 1;
-    std::uint32_t open = 0;  // dials and handshakes in progress
+    std::uint32_t open = 0;    // dials and handshakes in progress
+    std::size_t searches = 0;  // dials since the link is silent
     Instant next{};
     Duration pause{};
     std::uint32_t asked = 0;  // requested from the other end, which alone can dial; not offered yet

@@ -29,9 +29,12 @@ void Spares::dial_spares(Link& link) {
     dialler_.dial(link, *link.dialling.answered, link.spares.next_number++, false);
   };
   if (silent) {
-    for (std::size_t i = searches(link, wanted); i > 0; --i) dial();
+    const std::size_t more = searches(link, wanted);
+    link.spares.searches += more;
+    for (std::size_t i = 0; i < more; ++i) dial();
     return;
   }
+  link.spares.searches = 0;
   while (link.stripes.size() + link.spares.open < wanted) dial();
 }
 
@@ -44,12 +47,14 @@ std::size_t Spares::searches(const Link& link, std::size_t wanted) const {
   const std::size_t several = std::min((wanted + 1) / 2, kSearches);
   const auto connected =
       std::count_if(facts_.stripes.begin(), facts_.stripes.end(), [&](const auto& item) {
-        return item.second.phase == StripePhase::said_hello && item.second.peer == link.peer.id;
+        const StripeEntry& entry = item.second;
+        return entry.phase == StripePhase::said_hello && entry.way == Way::network &&
+               entry.peer == link.peer.id;
       });
   // If there are connections, the path works, and the peer is frozen.
   const std::size_t first =
       static_cast<std::size_t>(connected) < several ? kSeveralTicks * several : several;
-  if (link.spares.open < first) return several;
+  if (link.spares.searches < first) return several;
   return link.spares.open < first + kMoreSearches ? 1 : 0;
 }
 
@@ -61,7 +66,9 @@ void Spares::on_answered(Link& link) {
 
 void Spares::end_stalled(Link& link) {
   if (!link.is_up() || !link.keeps || facts_.at.joined >= link.peer.joined) return;
-  if (facts_.at.now - facts_.awake_since < facts_.options.settings.heartbeat_interval) return;
+  const Duration interval = facts_.options.settings.heartbeat_interval;
+  if (facts_.at.now - facts_.listened > interval || facts_.at.now - facts_.awake_since < interval)
+    return;
   Instant newest{};
   for (const std::uint64_t id : link.stripes) {
     const StripeEntry& entry = facts_.stripes.at(id);
@@ -71,6 +78,9 @@ void Spares::end_stalled(Link& link) {
   for (const std::uint64_t id : stripes) {
     const auto it = facts_.stripes.find(id);
     if (it == facts_.stripes.end() || it->second.way == Way::memory) continue;
+    // Something has come since the last tick.
+    const Stripe& stripe = *it->second.stripe;
+    if (stripe.bytes_received() != it->second.marks.heard || stripe.held()) continue;
     if (newest > it->second.heard && facts_.is_silent(link, it->second.heard))
       stand_ins_.lose(id, "it stalled, and a new one works");
   }

@@ -14,6 +14,7 @@
 #include "pccl/base/version.h"
 #include "pccl/io/address.h"
 #include "pccl/io/workers.h"
+#include "pccl/node/mixed_states.h"
 #include "pccl/node/visit.h"
 
 namespace pccl::node {
@@ -546,7 +547,13 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
   }
 
   vote.whole = whole_;
+  MixedStates& mixed_states = MixedStates::of_process();
+  const std::optional<std::uint64_t> mixed = mixed_states.find(**state);
+  vote.mixed = mixed.has_value();
+  for (state::LocalEntry& entry : (*state)->entries)
+    entry.overwritten = mixed && entry.writable != nullptr;
   vote.flaw = (*state)->flaw;
+  overwrote_ = false;
   (*state)->overwrite = options.overwrite;
   peer::CallPtr call;
   Status status;
@@ -587,15 +594,18 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
     state::Update& update = *call->update;
     whole_ = update.written.empty() && update.replacements.empty();
     update.place(workers);
+    if (mixed) mixed_states.forget(*mixed);
     if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
   }
   // The others have a committed state, so an interrupted caller gets it, too.
   if (!status && !committed) {
+    if (!(*state)->mixed) return status.error();
+    state::hash_unknown(**state);
+    mixed_states.note(**state);
+    if (mixed) mixed_states.forget(*mixed);
+    overwrote_ = true;
     Error error = status.error();
-    if ((*state)->mixed) {
-      whole_ = false;
-      error.reason += "; a part of this peer's state was overwritten";
-    }
+    error.reason += "; a part of this peer's state was overwritten";
     return error;
   }
   for (const wire::Divergence& odd : call->update->decision.diverged) {

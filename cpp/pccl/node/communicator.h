@@ -109,8 +109,10 @@ class Communicator {
                                            wire::SyncVote vote, const Progress& progress,
                                            const StateCheck& check, const Limit& limit,
                                            const SyncOptions& options);
+  // The latest sync has failed and overwritten a part of the state.
+  [[nodiscard]] bool overwrote() const { return overwrote_; }
   // The caller has applied all changes of the latest sync. Without this, a peer that received
-  // something takes part in the next sync as a newcomer that offers nothing.
+  // something takes part in the next sync as a newcomer.
   void took_over() { whole_ = true; }
   // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call
   // is done. invalid_usage: another thread makes the calls without a tag.
@@ -193,6 +195,7 @@ class Communicator {
   std::atomic<bool> closed_{false};
   std::atomic<bool> joined_{false};
   std::atomic<bool> whole_{true};
+  std::atomic<bool> overwrote_{false};
   std::mutex mutex_;  // guards what follows; never held in a blocking call
   std::shared_ptr<Runtime> runtime_;
   View view_;

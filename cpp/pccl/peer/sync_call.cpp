@@ -1,11 +1,25 @@
 #include "pccl/peer/sync_call.h"
 
+#include <set>
+#include <string>
 #include <utility>
 
 namespace pccl::peer {
 namespace {
 
 constexpr std::uint32_t kMaxTries = 8;
+
+// Entries have new bytes also if an earlier try has written them.
+void add_overwritten(const state::LocalState& state, state::Update& update) {
+  std::set<std::string> written(update.written.begin(), update.written.end());
+  std::set<std::string> overwritten;
+  for (const state::LocalEntry& entry : state.entries) {
+    const wire::StateEntry& what = entry.what;
+    if (!entry.overwritten && !overwritten.contains(what.tie)) continue;
+    overwritten.insert(what.name);
+    if (written.insert(what.name).second) update.written.push_back(what.name);
+  }
+}
 
 }  // namespace
 
@@ -42,7 +56,7 @@ void SyncCall::vote() {
   wire::SyncVote& vote = sync_->request.vote;
   vote.content = state::content_of(state.manifest.entries, false);
   vote.loose = state::content_of(state.manifest.entries, true);
-  vote.whole = vote.whole && !state.mixed;  // the last try has overwritten a part
+  vote.mixed = vote.mixed || state.mixed;  // the last try has overwritten a part
   enter(wire::RoundKind::sync, vote);
 }
 
@@ -73,7 +87,7 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
                    wire::SyncDetail{sync.request.vote, sync.request.state->manifest.entries});
     case wire::SyncStep::transfer: {
       if (!move_to(wire::RoundKind::sync_end)) return;
-      transfer_.begin(sync.id, self_, sync.request.state, outcome.sync);
+      transfer_.begin(sync.id, self_, sync.request.state, outcome.sync, sync.request.questions);
       links_changed_ = true;
       handle_transfer();
       // A member that only serves is done. The round waits for the receivers.
@@ -97,6 +111,7 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
       update->decision.revision = outcome.sync.revision;
       update->tx_bytes += sync.tx_bytes;
       update->rx_bytes += sync.rx_bytes;
+      add_overwritten(*sync.request.state, *update);
       sync.call->update = std::move(update);
       return end({Code::ok, {}}, calls_.record());
     }
@@ -141,7 +156,9 @@ void SyncCall::answer(const CallPtr& call, const Error& error) {
     transfer_.stop();
     return on_over(error.code, error.reason);
   }
-  if (std::exchange(sync_->complete, false)) on_over(Code::ok, {});
+  transfer_.go_on();
+  handle_transfer();
+  if (sync_ && std::exchange(sync_->complete, false)) on_over(Code::ok, {});
 }
 
 // The transfer is over here: reports that in the last round. Success waits for the caller's answer.

@@ -21,7 +21,7 @@ class Election {
       lost_ = lost_ && !kept(ballot);
       if (ballot.vote.strategy == wire::SyncStrategy::receive_only) continue;
       const wire::SyncVote& vote = ballot.vote;
-      named_ = named_ || vote.has_revision;
+      named_ = named_ || (vote.has_revision && !vote.mixed);
       if (vote.worked_since != 0) first_work_ = std::min(first_work_, vote.worked_since);
       first_in_ = std::min(first_in_, vote.member_since);
     }
@@ -106,12 +106,12 @@ class Election {
 
   // Whether the member has the state of the previous sync.
   [[nodiscard]] bool kept(const Ballot& ballot) const {
-    return ballot.vote.whole && std::ranges::count(state_.holders, ballot.peer) > 0;
+    return ballot.vote.whole && !ballot.vote.mixed &&
+           std::ranges::count(state_.holders, ballot.peer) > 0;
   }
 
-  // A state that is not whole is nobody's: parts of it may be of another one.
   [[nodiscard]] static bool offers(const Ballot& ballot) {
-    return ballot.vote.whole && ballot.vote.strategy != wire::SyncStrategy::receive_only;
+    return !ballot.vote.mixed && ballot.vote.strategy != wire::SyncStrategy::receive_only;
   }
 
   [[nodiscard]] bool candidate(const Ballot& ballot) const {
@@ -129,10 +129,11 @@ class Election {
 
   // Why no member is a candidate.
   [[nodiscard]] std::string why_none() const {
-    const bool mixed =
-        std::ranges::any_of(ballots_, [](const Ballot& ballot) { return !ballot.vote.whole; });
-    const std::string parts =
-        mixed ? "; a member that was receiving it has parts only, and offers nothing" : "";
+    std::string parts;
+    for (const Ballot& ballot : ballots_)
+      if (ballot.vote.mixed) parts += (parts.empty() ? "" : ", ") + ballot.name;
+    const bool mixed = !parts.empty();
+    if (mixed) parts = "; parts only are at " + parts;
     if (lost_) {
       return "all members that had the state (revision " + std::to_string(state_.revision) +
              ") are gone" + parts +
@@ -143,7 +144,9 @@ class Election {
   }
 
   // Only members without loose entries of their own receive them.
-  [[nodiscard]] bool gets_loose(const Ballot& ballot) const { return !standing(ballot); }
+  [[nodiscard]] bool gets_loose(const Ballot& ballot) const {
+    return !standing(ballot) || ballot.vote.mixed;
+  }
 
   // The ballots with the most common value of `hash`; ties: the longest-standing member's value.
   template <class Hash>
@@ -189,7 +192,8 @@ class Election {
   const std::vector<Ballot>& ballots_;
   const wire::StateRecord& state_;
   bool lost_ = state_.exists;  // no holder is present
-  // Among the members that offer their state:
+  // Among the members that do not only receive. Fresh weights must not replace trained ones, also
+  // if only parts of these are left.
   std::uint64_t first_work_ = kNever;
   std::uint64_t first_in_ = kNever;
   bool named_ = false;  // one names a revision

@@ -92,10 +92,12 @@ void FetchPlan::add_entry(std::uint32_t e, LocalEntry* own, const ChunkIndex& my
       continue;
     }
     const auto number = static_cast<std::uint32_t>(chunk);
-    Chunk& made = chunks_[number] = {to, range.bytes, entry.loose, nullptr, false};
+    Chunk& made = chunks_[number];
+    made = {.to = to, .bytes = range.bytes, .loose = entry.loose};
     if (incoming.in_place && mine_.overwrite) {
       made.to = own->writable + range.offset;
-      made.overwrites = &mine_.manifest.chunks[my_first + chunk - first];
+      made.entry = own;
+      made.hash = &mine_.manifest.chunks[my_first + chunk - first];
     }
     (entry.loose ? loose_ : strict_).push_back(number);
     has_loose_ = has_loose_ || entry.loose;
@@ -131,9 +133,9 @@ void FetchPlan::retry(std::span<const std::uint32_t> numbers) {
 void FetchPlan::place(std::uint32_t number) {
   Chunk& chunk = chunks_.at(number);
   chunk.placed = true;
-  if (chunk.overwrites == nullptr) return;
-  *chunk.overwrites = {};
-  mine_.mixed = true;
+  if (chunk.hash == nullptr) return;
+  *chunk.hash = {};
+  chunk.entry->overwritten = mine_.mixed = true;
 }
 
 void FetchPlan::unplace(std::uint32_t number) {
@@ -147,7 +149,7 @@ bool FetchPlan::accept(std::uint32_t number) {
     retry({&number, 1});
     return false;
   }
-  if (chunk.overwrites != nullptr) *chunk.overwrites = elected_.chunks[number];
+  if (chunk.hash != nullptr) *chunk.hash = elected_.chunks[number];
   bytes_done_ += chunk.bytes;
   --left_;
   return true;
@@ -172,7 +174,7 @@ void FetchPlan::finish(Update& update) {
     const auto first = static_cast<std::uint32_t>(index_.first_of(incoming.entry));
     const auto end = static_cast<std::uint32_t>(index_.first_of(incoming.entry + 1));
     for (auto it = chunks_.lower_bound(first); it != chunks_.end() && it->first < end; ++it) {
-      if (it->second.overwrites != nullptr) continue;
+      if (it->second.hash != nullptr) continue;
       std::uint8_t* const to = incoming.mine->writable + (it->first - first) * kChunkBytes;
       update.writes.push_back({to, it->second.to, it->second.bytes});
     }

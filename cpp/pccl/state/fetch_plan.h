@@ -48,8 +48,10 @@ class FetchPlan {
     std::uint8_t* to = nullptr;  // where it is kept until the end, or its place in our own entry
     std::uint64_t bytes = 0;
     bool loose = false;
-    wire::Digest* overwrites = nullptr;  // the hash of the chunk of our own that is in its place
-    bool placed = false;                 // a frame with it is being received
+    // If it overwrites a chunk of our own: the entry and the hash.
+    LocalEntry* entry = nullptr;
+    wire::Digest* hash = nullptr;
+    bool placed = false;  // a frame with it is being received
   };
 
   // Compares the elected state with `mine`, whose chunks are in `my_index`. `newcomer`: loose
@@ -119,7 +121,7 @@ class FetchPlan {
   std::deque<std::uint32_t> strict_;  // chunks to ask for, from any source
   std::deque<std::uint32_t> loose_;   // from the first source only
   bool has_loose_ = false;
-  std::uint64_t left_ = 0;            // chunks that have not arrived
+  std::uint64_t left_ = 0;  // chunks that have not arrived
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_wanted_ = 0;
 };

@@ -71,6 +71,17 @@ wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose
   return digest(bytes);
 }
 
+void hash_unknown(LocalState& state) {
+  const ChunkIndex index(state.manifest.entries);
+  for (std::uint64_t chunk = 0; chunk < index.count(); ++chunk) {
+    if (state.manifest.chunks[chunk] != wire::Digest{}) continue;
+    const ChunkRange range = index.at(chunk);
+    state.manifest.chunks[chunk] =
+        digest({state.entries[range.entry].data + range.offset, range.bytes});
+  }
+  fill_contents(state, index);
+}
+
 void fill_contents(LocalState& state, const ChunkIndex& index) {
   Manifest& manifest = state.manifest;
   for (std::size_t e = 0; e < manifest.entries.size(); ++e) {

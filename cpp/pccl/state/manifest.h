@@ -30,6 +30,7 @@ struct LocalEntry {
   std::uint8_t* writable = nullptr;  // new bytes are written here; null: returned to the caller
   // The layout of the caller's elements. REQUIRES: set, unless it is `writable` or private memory.
   Memory memory;
+  bool overwritten = false;  // a part was, in this sync or in one before that has failed
 };
 
 // All entries of a state with the hashes of their chunks, entry after entry.
@@ -46,7 +47,7 @@ struct LocalState {
   Manifest manifest;
   // Received bytes go straight to writable entries, and not beside them until the end.
   bool overwrite = false;
-  bool mixed = false;  // a part was overwritten, and the sync is not over
+  bool mixed = false;  // a part was overwritten in this sync
   std::string flaw;    // why these entries cannot be shared; then nothing is hashed
 };
 
@@ -99,6 +100,9 @@ class ChunkIndex {
 // The content of one entry, from the hashes of its chunks.
 [[nodiscard]] wire::Digest entry_content(const wire::StateEntry& entry,
                                          std::span<const wire::Digest> chunks);
+
+// Hashes the chunks whose hash is zero, and fills the contents.
+void hash_unknown(LocalState& state);
 
 // Fills the contents of the entries from the hashes of their chunks. An entry has the hashes of the
 // one that it is tied to.

@@ -39,9 +39,10 @@ std::vector<PeerId> sources_of(const wire::SyncDecision& decision, const PeerId&
 // -- beginning and ending
 
 void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<LocalState> mine,
-                     const wire::SyncDecision& decision) {
+                     const wire::SyncDecision& decision, bool waits) {
   active_ = true;
-  over_ = false;
+  over_ = held_ = false;
+  waits_ = waits && mine->overwrite;
   id_ = newest_ = id;
   ++token_;
   mine_ = std::move(mine);
@@ -106,6 +107,12 @@ void Transfer::release() {
     links_.release(peer, kManifestToken + token_);
   }
   releasing_ = false;
+}
+
+void Transfer::go_on() {
+  if (!std::exchange(held_, false)) return;
+  ask();
+  check_over();
 }
 
 void Transfer::stop() {
@@ -249,7 +256,7 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
 
 // Keeps every source's window full.
 void Transfer::ask() {
-  if (phase_ != Phase::chunks) return;
+  if (phase_ != Phase::chunks || held_) return;
   bool some = true;
   while (some && !plan_->all_asked()) {
     some = false;
@@ -355,6 +362,7 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
     return finish(Code::internal_error, "out of memory for the state to be received");
   }
   phase_ = Phase::chunks;
+  held_ = waits_ && !plan_->replacements().empty();
   events_.planned = true;
   ask();
   check_over();

@@ -47,9 +47,11 @@ class Transfer {
       : pool_(std::move(pool)), links_(links) {}
 
   // Starts the transfer of the elected state. Memory of `mine` must stay valid until end(). Where
-  // it is overwritten, its hashes change with it.
+  // it is overwritten, its hashes change with it. `waits`: if there are replacements(), nothing is
+  // overwritten before go_on().
   void begin(const SyncId& id, const PeerId& self, std::shared_ptr<LocalState> mine,
-             const wire::SyncDecision& decision);
+             const wire::SyncDecision& decision, bool waits);
+  void go_on();
   // Ends the transfer; no memory is used afterwards. Returns the update, which has changes if this
   // is a receiver that has everything. Null: no transfer was active.
   std::unique_ptr<Update> end();
@@ -142,6 +144,8 @@ class Transfer {
   // receiving
   Phase phase_ = Phase::serving;
   bool newcomer_ = false;  // receives loose entries too
+  bool waits_ = false;     // until go_on(), if there are replacements
+  bool held_ = false;      // it does
   std::map<PeerId, Source> sources_;
   std::vector<PeerId> order_;  // sources; the first one sends the manifest
   bool manifest_asked_ = false;

@@ -94,14 +94,13 @@ struct SyncVote {
   Digest loose;                    // of the entries that only newcomers receive
   std::uint64_t member_since = 0;  // the admission that admitted it
   std::uint64_t worked_since = 0;  // the admission of its first committed operation; 0: none yet
-  // It completed its previous sync. If not, it counts as a newcomer, and its state is never
-  // elected.
-  bool whole = true;
-  std::string flaw;  // why its state cannot be shared (there are no digests then); empty: it can
+  bool whole = true;   // it completed the previous sync; if not, it counts as a newcomer
+  bool mixed = false;  // its state has parts of another one, and is never elected
+  std::string flaw;    // why its state cannot be shared (there are no digests then); empty: it can
   bool operator==(const SyncVote&) const = default;
   static void fields(auto& self, auto& visit) {
     visit(self.owned, self.has_revision, self.revision, self.strategy, self.structure, self.content,
-          self.loose, self.member_since, self.worked_since, self.whole, self.flaw);
+          self.loose, self.member_since, self.worked_since, self.whole, self.mixed, self.flaw);
   }
 };
 

@@ -26,7 +26,7 @@ class Play final : private link::Carrier {
     decision.receivers =
         receives ? std::vector<PeerId>{peer(0)} : std::vector<PeerId>{peer(1), peer(2)};
     decision.newcomers = decision.receivers;
-    transfer_.begin(kSync, peer(0), mine_.state, decision);
+    transfer_.begin(kSync, peer(0), mine_.state, decision, false);
   }
   ~Play() override { (void)transfer_.end(); }
 

@@ -236,7 +236,8 @@ void Checks::ended(Host& host, Syncing& syncing) {
   UserState& live = *syncing.live;
   if (live != syncing.before && !syncing.hashes->mixed)
     return fail("I3", "the state of " + host.name() + " was written in a sync");
-  host.whole_ = commit || (host.whole_ && !syncing.hashes->mixed);
+  if (commit) host.mixed_.reset();
+  if (!commit && syncing.hashes->mixed) host.mixed_ = live;
   const auto* key = std::get_if<wire::RoundKey>(&call.key);
   if (key == nullptr || key->admission == 0) return;
   if (!commit) {

@@ -553,10 +553,10 @@ SyncingPtr Host::sync(UserState& state, bool standing) {
   const auto hashed = state::hash(std::move(entries), serial, {});
   wire::SyncVote vote;
   vote.owned = true;
-  vote.whole = whole_;
+  vote.mixed = mixed_ == state;
   (*hashed)->overwrite = world_.random.chance(0.3);
   syncing_->hashes = *hashed;
-  if (whole_) world_.checks.brings(*syncing_);
+  if (!vote.mixed) world_.checks.brings(*syncing_);
   syncing_->call = engine_->start_sync({*hashed, vote, world_.random.chance(0.5)}, world_.now());
   if (world_.tracing()) world_.log(this->name(), "calls " + wire::describe(syncing_->call->key));
   settle();

@@ -294,8 +294,8 @@ class Host {
   std::unique_ptr<UserProgram> program_;
   std::list<ReductionPtr> reductions_;  // running ones and some that are over
   std::list<RoundEntry> rounds_;
-  SyncingPtr syncing_;  // the latest
-  bool whole_ = true;   // no part of the state was overwritten by a sync that failed
+  SyncingPtr syncing_;              // the latest
+  std::optional<UserState> mixed_;  // as a failed sync has left it, with parts of another one
 };
 
 // -- user programs

@@ -33,9 +33,10 @@ namespace {
 
 using Entries =
     std::vector<std::tuple<std::string, std::string, std::string>>;  // (name, kind, tie)
-// (peer, revision, strategy, content, entries, member since, worked since, whole)
+// (peer, revision, strategy, content, entries, member since, worked since, whole,
+// mixed)
 using Vote = std::tuple<std::uint8_t, std::optional<std::uint64_t>, unsigned, std::uint64_t,
-                        Entries, std::uint64_t, std::uint64_t, bool>;
+                        Entries, std::uint64_t, std::uint64_t, bool, bool>;
 
 std::vector<std::uint8_t> numbers(const std::vector<pccl::PeerId>& peers) {
   std::vector<std::uint8_t> found;
@@ -76,8 +77,8 @@ nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revi
   std::vector<std::vector<wire::StateEntry>> entries;
   entries.reserve(votes.size());
   std::vector<state::Ballot> ballots;
-  for (const auto& [number, own, strategy, content, names, member_since, worked_since, whole] :
-       votes) {
+  for (const auto& [number, own, strategy, content, names, member_since, worked_since, whole,
+                    mixed] : votes) {
     entries.emplace_back();
     for (const auto& [name, kind, tie] : names) {
       wire::StateEntry entry;
@@ -98,6 +99,7 @@ nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revi
     ballot.vote.member_since = member_since;
     ballot.vote.worked_since = worked_since;
     ballot.vote.whole = whole;
+    ballot.vote.mixed = mixed;
     if (const auto flaw = flaws.find(number); flaw != flaws.end()) ballot.vote.flaw = flaw->second;
     ballot.vote.structure = state::structure_of(entries.back());
     ballot.entries = &entries.back();

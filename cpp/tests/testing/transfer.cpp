@@ -64,7 +64,8 @@ std::shared_ptr<state::LocalState> hashed(std::vector<wire::Bytes>& arrays, bool
 class Receiver final : private stripes::Carrier {
  public:
   Receiver(const std::vector<nb::bytes>& old, const std::vector<nb::bytes>& now,
-           std::uint8_t holders, bool writable, bool overwrite) {
+           std::uint8_t holders, bool writable, bool overwrite, bool waits)
+      : waits_(waits) {
     for (const nb::bytes& bytes : old) old_.push_back(copy(bytes));
     for (const nb::bytes& bytes : now) new_.push_back(copy(bytes));
     mine_ = hashed(old_, writable);
@@ -163,7 +164,7 @@ class Receiver final : private stripes::Carrier {
     decision.holders = {peer(0)};
     decision.receivers = {peer(to)};
     transfer_.begin({kSync.admission, kSync.sequence + static_cast<std::uint64_t>(later)}, peer(0),
-                    mine_, decision);
+                    mine_, decision, false);
     std::vector<std::uint32_t> chunks;
     stripes::OutgoingFrame frame;
     while (transfer_.next(peer(to), frame))
@@ -186,6 +187,7 @@ class Receiver final : private stripes::Carrier {
     }
     return {std::move(arrays), mine_->mixed, right};
   }
+  void go_on() { transfer_.go_on(); }
   // Ends the sync and elects other arrays, from the same holders.
   void again(const std::vector<nb::bytes>& now, std::uint8_t holders) {
     (void)transfer_.end();
@@ -237,7 +239,7 @@ class Receiver final : private stripes::Carrier {
     decision.content = state::content_of(elected_->manifest.entries, false);
     decision.receivers = {peer(0)};
     for (std::uint8_t i = 1; i <= holders; ++i) decision.holders.push_back(peer(i));
-    transfer_.begin(kSync, peer(0), mine_, decision);
+    transfer_.begin(kSync, peer(0), mine_, decision, waits_);
   }
   void wake(const PeerId&) override {}
   bool is_up(const PeerId&) const override { return true; }
@@ -253,6 +255,7 @@ class Receiver final : private stripes::Carrier {
   std::uint64_t unsent(const PeerId&, std::uint64_t) const override { return 0; }
   bool is_checked(const PeerId&) const override { return false; }
 
+  bool waits_;
   std::vector<wire::Bytes> old_;
   std::vector<wire::Bytes> new_;
   std::shared_ptr<state::LocalState> mine_;
@@ -308,8 +311,8 @@ std::pair<std::size_t, std::vector<std::size_t>> rejoin_sizes(std::size_t entrie
 void bind_transfer(nb::module_& m) {
   nb::class_<Receiver>(m, "Receiver")
       .def(nb::init<const std::vector<nb::bytes>&, const std::vector<nb::bytes>&, std::uint8_t,
-                    bool, bool>(),
-           "old"_a, "new"_a, "holders"_a, "writable"_a, "overwrite"_a = false)
+                    bool, bool, bool>(),
+           "old"_a, "new"_a, "holders"_a, "writable"_a, "overwrite"_a = false, "waits"_a = false)
       .def("next", &Receiver::next, "to"_a)
       .def("begins", &Receiver::begins, "number"_a, "holder"_a, nb::arg("chunk").none())
       .def("fill", &Receiver::fill, "number"_a, "spoilt"_a = false)
@@ -320,6 +323,7 @@ void bind_transfer(nb::module_& m) {
       .def("asked", &Receiver::asked, "peer"_a, "later"_a, "chunks"_a)
       .def("serves", &Receiver::serves, "later"_a, "peer"_a)
       .def("now", &Receiver::now)
+      .def("go_on", &Receiver::go_on)
       .def("again", &Receiver::again, "now"_a, "holders"_a)
       .def("memory", &Receiver::memory)
       .def("over", &Receiver::over)
