@@ -248,7 +248,9 @@ def measure(size: int, rounds: int, holders: int, transport: str, pause: float) 
                 "transport": transport,
                 **measure_hashing(peers[0], size, rounds),
                 **measure_copy(peers, size, rounds),
-                **form_group(peers[:-1]),
+            }
+            form_group(peers[:-1])
+            result |= {
                 **measure_newcomer(peers, size, rounds),
                 **measure_newcomer(peers, size, rounds, "overwriting", overwrite=True),
                 **measure_no_op(peers, rounds),
@@ -331,12 +333,11 @@ def measure_newcomer(
     }
 
 
-def form_group(holders: list[Peer]) -> dict[str, Any]:
+def form_group(holders: list[Peer]) -> None:
     for peer in holders[1:]:  # the first has been alone in it
         ask([peer], "join", "in")
     ask(holders, "meet", "met", count=len(holders))
     ask(holders, "sync", "synced")
-    return {}
 
 
 def measure_no_op(peers: list[Peer], rounds: int) -> dict[str, Any]:
@@ -401,7 +402,7 @@ def newcomer_goal(result: dict[str, Any]) -> dict[str, Any]:
     """Prints that of the newcomer's rate."""
     parts = [result["bytes"] / one / result["copy_rate"] for one in result["overwriting_all"]]
     name = f"sync of {size_name(result['bytes'])} to a newcomer, {result['holders']} holders, "
-    name += f"{result['transport']}: rate, of one TCP copy's"
+    name += f"{result['transport']}, overwriting: rate, of one TCP copy's"
     target = GOALS[result["transport"]]
     return goal(name, result["overwriting_to_copy"], parts, factor, at_least=target)
 

@@ -428,8 +428,8 @@ def sync(
 
     The highest revision counts, then what most members hold, and never what a newcomer brings:
     newcomers receive, members are verified (by hashes; members in step move no byte). It succeeds
-    for all members, or without `overwrite` leaves all as they were. First completes this peer's own operations in
-    flight. A newcomer's first call waits to be let in.
+    for all members, or without `overwrite` leaves all as they were. First completes this peer's own
+    operations in flight. A newcomer's first call waits to be let in.
 
     Args:
         state: Arrays (as in `allreduce`, of any dtype), Python numbers, strings and None in nested

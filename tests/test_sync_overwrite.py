@@ -138,6 +138,6 @@ def test_a_failed_sync_counts_as_a_write_of_torch_tensors() -> None:
     for overwrote, raised in ((False, 0), (True, 1)):
         before = tensors["w"]._version
         state = State(tensors, "sync")
-        with pytest.raises(KeyboardInterrupt), state.counting_writes(lambda: overwrote):  # noqa: B023
+        with pytest.raises(KeyboardInterrupt), state.counting_writes(partial(bool, overwrote)):
             raise KeyboardInterrupt
         assert tensors["w"]._version == before + raised
