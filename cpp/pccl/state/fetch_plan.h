@@ -70,6 +70,10 @@ class FetchPlan {
   // These chunks will not arrive: they are requested again, before all others.
   void retry(std::span<const std::uint32_t> numbers);
 
+  // While it is held, nothing is to be asked for.
+  void hold(bool held) { held_ = held; }
+  [[nodiscard]] bool held() const { return held_; }
+
   // Some chunks are of loose entries, which come from one source.
   [[nodiscard]] bool has_loose() const { return has_loose_; }
 
@@ -121,6 +125,7 @@ class FetchPlan {
   std::deque<std::uint32_t> strict_;  // chunks to ask for, from any source
   std::deque<std::uint32_t> loose_;   // from the first source only
   bool has_loose_ = false;
+  bool held_ = false;
   std::uint64_t left_ = 0;  // chunks that have not arrived
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_wanted_ = 0;

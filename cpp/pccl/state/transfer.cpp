@@ -41,7 +41,7 @@ std::vector<PeerId> sources_of(const wire::SyncDecision& decision, const PeerId&
 void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<LocalState> mine,
                      const wire::SyncDecision& decision, bool waits) {
   active_ = true;
-  over_ = held_ = false;
+  over_ = false;
   waits_ = waits && mine->overwrite;
   id_ = newest_ = id;
   ++token_;
@@ -110,7 +110,8 @@ void Transfer::release() {
 }
 
 void Transfer::go_on() {
-  if (!std::exchange(held_, false)) return;
+  if (!plan_ || !plan_->held()) return;
+  plan_->hold(false);
   ask();
   check_over();
 }
@@ -256,7 +257,7 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
 
 // Keeps every source's window full.
 void Transfer::ask() {
-  if (phase_ != Phase::chunks || held_) return;
+  if (phase_ != Phase::chunks || plan_->held()) return;
   bool some = true;
   while (some && !plan_->all_asked()) {
     some = false;
@@ -362,7 +363,7 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
     return finish(Code::internal_error, "out of memory for the state to be received");
   }
   phase_ = Phase::chunks;
-  held_ = waits_ && !plan_->replacements().empty();
+  plan_->hold(waits_ && !plan_->replacements().empty());
   events_.planned = true;
   ask();
   check_over();

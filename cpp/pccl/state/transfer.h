@@ -145,7 +145,6 @@ class Transfer {
   Phase phase_ = Phase::serving;
   bool newcomer_ = false;  // receives loose entries too
   bool waits_ = false;     // until go_on(), if there are replacements
-  bool held_ = false;      // it does
   std::map<PeerId, Source> sources_;
   std::vector<PeerId> order_;  // sources; the first one sends the manifest
   bool manifest_asked_ = false;
