@@ -43,7 +43,7 @@ struct Manifest {
 // A member's state during a sync. REQUIRES: its memory does not change, but by the sync itself.
 struct LocalState {
   std::vector<LocalEntry> entries;  // as in the manifest
-  // What is in memory. The hash of a chunk that is being overwritten is zero.
+  // The hashes of the bytes that are in memory. That of a chunk that is being overwritten is zero.
   Manifest manifest;
   // Received bytes go straight to writable entries, and not beside them until the end.
   bool overwrite = false;
