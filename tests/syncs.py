@@ -58,6 +58,10 @@ def full(shape: int | list[int], value: float, dtype: str = "int64") -> dict[str
     return {"made": ["full", shape, value, dtype]}
 
 
+def shared(count: int, value: float) -> dict[str, Any]:
+    return {"made": ["shared", count, value]}
+
+
 def zeros(shape: int | list[int], dtype: str = "float64") -> dict[str, Any]:
     return full(shape, 0, dtype)
 

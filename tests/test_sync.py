@@ -24,6 +24,8 @@ from syncs import (
     newcomer,
     noise,
     ones,
+    put,
+    shared,
     sync,
     synced,
     tell,
@@ -62,6 +64,38 @@ def test_inside_a_host_a_state_moves_through_memory(run: Run) -> None:
     assert moved(agreed(peers + late)) == [0, 0, size]
     # Some pieces go over TCP, until there are pipes.
     assert do(late, links.say_received)[0]["bytes"] < size // 4
+
+
+@pytest.mark.shared_memory
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's counts")
+def test_inside_a_host_shared_arrays_are_read_where_they_are(run: Run, overwrite: bool) -> None:
+    peers, late = members(run, 2), newcomer(run)
+    count = 1 << 24
+    held = synced(peers, sync({"a": shared(count, 1), "b": ones(1000)}))[0]["digest"]
+    tell(late, sync({"a": zeros(count), "b": zeros(1000)}, overwrite=overwrite))
+    tell(peers, sync(until=3))
+    answers = agreed(peers + late)
+    assert moved(answers) == [0, 0, 8 * count + 8000]
+    assert sum(answer["tx"] for answer in answers) == 8 * count + 8000
+    assert answers[2]["digest"] == held
+    assert do(late, links.say_received)[0]["bytes"] < MIB
+    # What it has now is its own.
+    tell(late, put("a", 0, value=5))
+    again = synced(peers + late, sync())
+    assert (moved(again), again[0]["digest"]) == ([0, 0, MIB], held)
+
+
+@pytest.mark.shared_memory
+def test_shared_arrays_that_a_newcomer_cannot_map_are_sent(run: Run) -> None:
+    peers, late = members(run, 2), newcomer(run)
+    count = 1 << 25
+    held = synced(peers, sync(shared(count, 1)))[0]["digest"]
+    tell(late, partial(sync_shell.hold, zeros(count)))
+    tell(late, partial(sync_shell.limit_memory, 100 << 20), sync(overwrite=True))
+    tell(peers, sync(until=3))
+    answers = agreed(peers + late)
+    assert (moved(answers), answers[2]["digest"]) == ([0, 0, 8 * count], held)
 
 
 def test_a_newcomer_receives_everything_and_members_in_step_move_nothing(run: Run) -> None:

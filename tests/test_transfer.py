@@ -160,6 +160,117 @@ def test_a_source_that_serves_slowly_is_not_dropped() -> None:
     assert it.over() is None
 
 
+def located(it: _testing.Receiver, chunks: list[int], holder: int = 1, memory: int = 0) -> None:
+    """The holder's whole array is in that memory."""
+    assert it.located(holder, [(chunk, memory, chunk * CHUNK) for chunk in chunks])
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_receiver_reads_the_memory_of_a_holder_on_its_host(overwrite: bool) -> None:
+    old, new = [noise(1, 20 * CHUNK + 7)], [noise(2, 20 * CHUNK + 7)]
+    it = with_manifest(receiver(old, new, overwrite=overwrite))
+    it.shared(1, 0, new[0])
+    while it.over() is None:
+        located(it, asked(it, 1))
+        assert it.read()
+    assert not it.read()
+    assert it.over() == (OK, "")
+    assert it.now() == (new if overwrite else old, overwrite, True)
+    assert it.result() == new
+
+
+def test_a_chunk_is_read_when_its_memory_is_here() -> None:
+    old, new = [noise(1, 3 * CHUNK)], [noise(2, 3 * CHUNK)]
+    it = with_manifest(receiver(old, new))
+    assert asked(it, 1) == [0, 1, 2]
+    assert it.located(1, [(0, 4, 0), (1, 5, 0), (1, 5, 0)])  # one of them is named twice
+    located(it, [1], memory=4)
+    assert not it.read()
+    it.shared(1, 5, new[0][CHUNK:])
+    assert it.read()
+    assert not it.read()
+    assert give(it, 1, 1, 1) == "drain"  # it was read
+    assert give(it, 2, 1, 0) == "store"  # and a chunk may come as bytes nevertheless
+    it.shared(1, 4, noise(3, 3 * CHUNK))
+    assert it.read()
+    assert it.over() is None
+    it.shared(1, 4, new[0])
+    located(it, [2], memory=4)
+    assert it.read()
+    assert it.over() == (OK, "")
+    assert it.result() == new
+
+
+def test_memory_that_cannot_be_mapped_or_does_not_come_is_asked_for_as_bytes() -> None:
+    old, new = [noise(1, 4 * CHUNK)], [noise(2, 4 * CHUNK)]
+    it = with_manifest(receiver(old, new))
+    assert asked(it, 1) == [0, 1, 2, 3]
+    assert not it.asked_for_bytes()
+    located(it, [0], memory=1)
+    it.shared(1, 1, b"")
+    assert it.read()
+    assert (asked(it, 1), it.asked_for_bytes()) == ([0], True)
+    located(it, [1, 2], memory=2)
+    for second in range(3):
+        it.tick(second)
+        assert asked(it, 1) == []
+    it.tick(3)
+    assert (asked(it, 1), it.asked_for_bytes()) == ([1, 2], True)
+    for chunk in range(4):
+        assert give(it, 1 + chunk, 1, chunk) == "store"
+    assert it.result() == new
+
+
+@pytest.mark.parametrize("fault", ["outside", "other bytes"])
+def test_a_holder_whose_memory_is_wrong_is_not_used_any_more(fault: str) -> None:
+    old, new = [noise(1, 3 * CHUNK)], [noise(2, 3 * CHUNK)]
+    it = with_manifest(receiver(old, new, holders=2))
+    assert (asked(it, 1), asked(it, 2)) == ([0, 1, 2], [])
+    it.shared(1, 0, new[0][: 2 * CHUNK - 1] + (b"" if fault == "outside" else noise(3, CHUNK)))
+    located(it, [0, 1])
+    assert it.read()
+    left = asked(it, 2)
+    assert sorted(left) == [1, 2]
+    for number, chunk in enumerate(left):
+        assert give(it, 1 + number, 2, chunk) == "store"
+    assert it.result() == new
+
+
+def test_places_of_chunks_that_nobody_asked_for_mean_nothing() -> None:
+    old, new = [noise(1, 2 * CHUNK)], [noise(2, 2 * CHUNK)]
+    it = receiver(old, new, holders=2)
+    it.shared(1, 0, noise(3, 2 * CHUNK))
+    it.shared(2, 0, new[0])
+    located(it, [0, 1])
+    assert not it.read()
+    with_manifest(it)
+    assert (asked(it, 1), asked(it, 2)) == ([0, 1], [])
+    located(it, [0, 1], holder=2)
+    located(it, [0], holder=5)
+    assert it.located(1, [(7, 0, 0)])
+    assert not it.read()
+    assert not it.located(1, [(0, 0, 0)] * (WINDOW + 1))
+    it.link(1, False)  # what it said before counts no more
+    it.link(1, True)
+    located(it, asked(it, 2), holder=2)
+    assert it.read()
+    assert it.over() == (OK, "")
+    assert it.result() == new
+
+
+def test_a_holder_names_places_only_to_peers_that_can_read_them() -> None:
+    it = receiver([noise(1, 2 * CHUNK), noise(1, 100)], [b"", b""])
+    it.let_read(9)
+    for peer, places in ((8, []), (9, [(0, 0, 0), (1, 0, CHUNK), (2, 1, 0)])):
+        it.asked(peer, peer, [0, 1, 2])
+        sent = it.serves(peer, peer)
+        assert sent == ([] if places else [0, 1, 2])
+        assert it.serves_more(peer, peer, [1], False) == ([] if places else [1], places[1:2])
+    # It says that it cannot read them after all.
+    assert it.serves_more(9, 9, [1], True) == ([1], [])
+    assert it.serves_more(9, 9, [2], False) == ([2], [])
+
+
 def test_a_receiver_serves_nobody() -> None:
     it = with_manifest(receiver([noise(1, 100)], [noise(2, 100)]))
     assert asked(it, 1) == [0]

@@ -75,9 +75,17 @@ def full(shape: int | list[int], value: float, dtype: str) -> npt.NDArray[Any]:
     return np.full(shape, value, dtype)
 
 
+def shared(count: int, value: float) -> npt.NDArray[np.float64]:
+    """In memory that other processes of the host can read."""
+    array = pccl.empty(count, np.float64)
+    array.fill(value)
+    return array
+
+
 MAKERS: dict[str, Callable[..., Any]] = {
     "noise": noise,
     "full": full,
+    "shared": shared,
     "arange": np.arange,
     "keeper": lambda kept, broken=False: Keeper(build(kept), broken),
 }

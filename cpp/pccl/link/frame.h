@@ -32,11 +32,12 @@ enum class FrameType : std::uint8_t {
   probe,         // saturates the path while it is measured; discarded; followed by a trailer
   probed,        // the rate at which probes arrived: `credit` kB/s from the receiver of this frame,
                  // `attempt` kB/s from all `segment` peers that sent some
-  offer,   // older -> newer, first frame on a stripe that the older peer dialled: send a hello on
-           // it; payload Hello. Answered by hello or refused
-  wanted,  // newer -> older, if only the older peer can dial: offer `credit` more stripes
+  offer,    // older -> newer, first frame on a stripe that the older peer dialled: send a hello on
+            // it; payload Hello. Answered by hello or refused
+  wanted,   // newer -> older, if only the older peer can dial: offer `credit` more stripes
+  located,  // holder -> receiver on its host: where it reads chunks itself; payload Located
 };
-constexpr unsigned enum_count(FrameType) { return 17; }
+constexpr unsigned enum_count(FrameType) { return 18; }
 // The traffic places these payloads (Traffic::place). All others are at most kMaxSmallPayload.
 constexpr bool carries_data(FrameType type) {
   return type == FrameType::data || type == FrameType::state || type == FrameType::probe;

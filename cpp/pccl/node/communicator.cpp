@@ -569,7 +569,7 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
       if (!point) return point.error();
     }
     if (vote.owned) engine.admission().pass_point();
-    call = engine.start_sync({*state, vote, static_cast<bool>(check)}, clock_now());
+    call = engine.start_sync({*state, vote, static_cast<bool>(check), &workers}, clock_now());
     visit.runtime().act();
     Limit reporting = limit;
     reporting.interrupted = [&] {

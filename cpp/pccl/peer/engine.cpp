@@ -35,7 +35,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
                    .eager_room = options.eager_room},
                   calls_, session_, admission_, locality_, pool, links_,
                   options.parallel == nullptr ? serial_ : *options.parallel),
-      sync_(calls_, admission_, options.join.id, std::move(pool), links_),
+      sync_(calls_, admission_, options.join.id, std::move(pool), links_, locality_),
       measuring_({options.probe_bytes, options.settings.heartbeat_interval}, calls_, session_,
                  links_, locality_) {}
 
@@ -406,6 +406,8 @@ void Engine::give_up(const CallPtr& call, Code code, Instant now) {
 void Engine::combine() {
   operations_.executor().combine();
   operations_.handle_executor(now_);
+  sync_.transfer().read();
+  link_driver_.handle_sync();
 }
 
 Pace Engine::step(Instant now) {
@@ -569,7 +571,8 @@ Instant Engine::next_deadline() const {
 bool Engine::has_actions() const {
   return !actions_.empty() || calls().has_reports() || session_.has_output() ||
          locality_.has_actions() || links_.has_actions() || tracer_.has_events() ||
-         (!out() && (operations_.executor().has_work() || threads_.has_correction()));
+         (!out() && (operations_.executor().has_work() || sync_.transfer().has_work() ||
+                     threads_.has_correction()));
 }
 
 EngineActions Engine::take_actions() {

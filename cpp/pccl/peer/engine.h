@@ -69,8 +69,8 @@ class Engine {
   }
   // Null when the stripe is to be closed.
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id) { return links_.stripe(id); }
-  // Combines what has arrived on one stripe or several. take_actions() does it, too: a shell calls
-  // this when bytes are fresh in the cache.
+  // Combines what has arrived on one stripe or several, and reads what neighbours have located.
+  // take_actions() does it, too: a shell calls this when bytes are fresh in the cache.
   void combine();
   // Advances the collective in memory. The pace tells the driver of the loop when to call again.
   [[nodiscard]] Pace step(Instant now);

@@ -342,7 +342,8 @@ Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
     case link::FrameType::probed:
       parts_.measuring.prober().on_probed(*peer, header);
       return {};
-    case link::FrameType::fetch: {
+    case link::FrameType::fetch:
+    case link::FrameType::located: {
       const Status status = parts_.sync.transfer().control(*peer, header, payload);
       handle_sync();
       return status;

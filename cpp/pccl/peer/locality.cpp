@@ -339,11 +339,42 @@ bool Locality::share(const memory::ChunkPtr& chunk) {
   bool sent = false;
   for (auto& [peer, neighbour] : neighbours_) {
     if (!neighbour.connected || !is_member(peer)) continue;
-    if (!neighbour.given_arrays.insert(chunk->number).second) continue;
-    actions_.offers.push_back({peer, memory::Offer::array, chunk->number, chunk->region});
-    sent = true;
+    sent = give_array(peer, neighbour, *chunk) || sent;
   }
   return sent;
+}
+
+// False: the neighbour has it.
+bool Locality::give_array(const PeerId& peer, Neighbour& neighbour, const memory::Chunk& chunk) {
+  if (!neighbour.given_arrays.insert(chunk.number).second) return false;
+  actions_.offers.push_back({peer, memory::Offer::array, chunk.number, chunk.region});
+  return true;
+}
+
+std::optional<state::SharedBytes> Locality::share(const PeerId& peer, const std::uint8_t* data,
+                                                  std::uint64_t bytes) {
+  if (!shares_with(peer)) return std::nullopt;
+  const auto place = place_of(data, bytes);
+  if (!place) return std::nullopt;
+  const std::uint64_t number = place->chunk->number;
+  if (!shared_.contains(number)) {
+    if (shared_.size() >= kMaxArrays) return std::nullopt;
+    shared_[number].chunk = place->chunk;  // other neighbours may lack it
+  }
+  (void)give_array(peer, neighbours_.at(peer), *place->chunk);
+  return state::SharedBytes{number, place->offset};
+}
+
+std::optional<std::span<const std::uint8_t>> Locality::memory_of(const PeerId& peer,
+                                                                 std::uint64_t number) const {
+  const auto it = neighbours_.find(peer);
+  if (it == neighbours_.end()) return std::nullopt;
+  const Neighbour& neighbour = it->second;
+  const auto found = neighbour.arrays.find(number);
+  if (found != neighbour.arrays.end())
+    return std::span<const std::uint8_t>(found->second->data(), found->second->size());
+  if (neighbour.unmapped_arrays.contains(number)) return std::span<const std::uint8_t>();
+  return std::nullopt;
 }
 
 memory::RegionPtr Locality::array_of(std::uint32_t rank, std::uint64_t number) {

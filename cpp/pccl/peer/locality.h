@@ -16,6 +16,7 @@
 #include "pccl/memory/local_group.h"
 #include "pccl/memory/offer.h"
 #include "pccl/peer/session.h"
+#include "pccl/state/transfer.h"
 #include "pccl/wire/messages.h"
 
 namespace pccl::peer {
@@ -64,7 +65,7 @@ struct LocalNotice {
 using LocalityEvent = std::variant<LocalCommit, LocalEscalation, wire::Neighbourhood, LocalNotice>;
 
 // *one thread: the engine's*
-class Locality final : private memory::LocalHost {
+class Locality final : public state::NeighbourMemory, private memory::LocalHost {
  public:
   Locality(LocalityOptions options, const PeerId& self)
       : options_(std::move(options)), self_(self), group_(options_.group, *this) {}
@@ -90,6 +91,12 @@ class Locality final : private memory::LocalHost {
   void begin_epoch(std::uint64_t run, const Record& record);
   // The epoch's plan has that member on this host, and it shares memory with this peer now.
   [[nodiscard]] bool shares_with(const PeerId& peer) const;
+  // state::NeighbourMemory, for members.
+  [[nodiscard]] std::optional<state::SharedBytes> share(const PeerId& peer,
+                                                        const std::uint8_t* data,
+                                                        std::uint64_t bytes) override;
+  [[nodiscard]] std::optional<std::span<const std::uint8_t>> memory_of(
+      const PeerId& peer, std::uint64_t number) const override;
   // The plan has all members on this host: operations start in memory.
   [[nodiscard]] bool active() const { return active_; }
   [[nodiscard]] memory::LocalGroup& group() { return group_; }
@@ -142,6 +149,7 @@ class Locality final : private memory::LocalHost {
   [[nodiscard]] std::optional<memory::Place> place_of(const void* data, std::size_t bytes) override;
   [[nodiscard]] bool may_share(const std::vector<memory::ChunkPtr>& chunks) override;
   bool share(const memory::ChunkPtr& chunk) override;
+  bool give_array(const PeerId& peer, Neighbour& neighbour, const memory::Chunk& chunk);
   [[nodiscard]] memory::RegionPtr array_of(std::uint32_t rank, std::uint64_t number) override;
   [[nodiscard]] Unmapped unmapped() const override;
 

@@ -87,7 +87,8 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
                    wire::SyncDetail{sync.request.vote, sync.request.state->manifest.entries});
     case wire::SyncStep::transfer: {
       if (!move_to(wire::RoundKind::sync_end)) return;
-      transfer_.begin(sync.id, self_, sync.request.state, outcome.sync, sync.request.questions);
+      transfer_.begin(sync.id, self_, sync.request.state, outcome.sync,
+                      {sync.request.questions, sync.request.parallel});
       links_changed_ = true;
       handle_transfer();
       // A member that only serves is done. The round waits for the receivers.

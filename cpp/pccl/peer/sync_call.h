@@ -18,14 +18,19 @@ struct SyncRequest {
   std::shared_ptr<state::LocalState> state;
   wire::SyncVote vote;     // the call fills in its digests and ages
   bool questions = false;  // the caller answers take_question(), and the sync waits for the answer
+  Parallel* parallel = nullptr;  // see TransferOptions
 };
 
 // One sync at a time. *one thread: the engine's*
 class SyncCall {
  public:
   SyncCall(CallDriver& calls, Admission& admission, const PeerId& self,
-           std::shared_ptr<BufferPool> pool, link::Carrier& links)
-      : calls_(calls), admission_(admission), self_(self), transfer_(std::move(pool), links) {}
+           std::shared_ptr<BufferPool> pool, link::Carrier& links,
+           state::NeighbourMemory& neighbours)
+      : calls_(calls),
+        admission_(admission),
+        self_(self),
+        transfer_(std::move(pool), links, neighbours) {}
 
   // REQUIRES: not active().
   void start(const CallPtr& call, SyncRequest request);

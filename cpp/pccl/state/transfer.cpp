@@ -4,6 +4,8 @@
 #include <new>
 #include <utility>
 
+#include "pccl/base/copy.h"
+
 namespace pccl::state {
 namespace {
 
@@ -15,6 +17,8 @@ constexpr std::size_t kWindow = 16;
 constexpr std::size_t kAskAtOnce = 4;   // chunks in one fetch
 constexpr std::size_t kMaxSources = 8;  // of one receiver
 constexpr std::size_t kMaxClientQueue = 4 * kWindow;
+// For memory of a neighbour to arrive. Then it sends bytes.
+constexpr Duration kMemoryPatience = std::chrono::seconds(3);
 
 bool contains(const std::vector<PeerId>& peers, const PeerId& id) {
   return std::ranges::find(peers, id) != peers.end();
@@ -39,10 +43,10 @@ std::vector<PeerId> sources_of(const wire::SyncDecision& decision, const PeerId&
 // -- beginning and ending
 
 void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<LocalState> mine,
-                     const wire::SyncDecision& decision, bool waits) {
+                     const wire::SyncDecision& decision, const TransferOptions& options) {
   active_ = true;
   over_ = false;
-  waits_ = waits && mine->overwrite;
+  options_ = options;
   id_ = newest_ = id;
   ++token_;
   mine_ = std::move(mine);
@@ -95,6 +99,7 @@ std::unique_ptr<Update> Transfer::end() {
   my_manifest_.clear();
   clients_.clear();
   fetches_.clear();
+  options_ = {};
   return update;
 }
 
@@ -165,6 +170,7 @@ void Transfer::link_down(const PeerId& peer, const link::UnsentBytes& unsent) {
   const auto it = sources_.find(peer);
   if (it == sources_.end()) return;
   it->second.up = false;
+  it->second.located.clear();
   retry(std::exchange(it->second.asked, {}));
   if (!order_.empty() && peer == order_.front()) manifest_asked_ = manifest_placed_ = false;
   ask();  // the other sources
@@ -185,6 +191,13 @@ void Transfer::on_time(Instant now, Duration limit) {
   if (!receiving()) return;
   std::vector<PeerId> silent;
   for (auto& [peer, source] : sources_) {
+    if (source.located.empty()) {
+      source.unread_since.reset();
+    } else if (!source.unread_since) {
+      source.unread_since = now;
+    } else if (now - *source.unread_since >= kMemoryPatience) {
+      ask_for_bytes(peer, source);
+    }
     if (busy(peer, source)) {
       source.idle_since.reset();
     } else if (frozen || !source.idle_since) {
@@ -219,7 +232,10 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
     // Another holder's loose entries may differ: start again with its manifest.
     release();
     phase_ = Phase::manifest;
-    for (auto& [id, source] : sources_) source.asked.clear();
+    for (auto& [id, source] : sources_) {
+      source.asked.clear();
+      source.located.clear();
+    }
     drop_plan();
   }
   if (phase_ == Phase::manifest) {
@@ -245,7 +261,9 @@ link::FrameHeader Transfer::header(link::FrameType type) const {
 void Transfer::ask_manifest() {
   if (manifest_asked_ || order_.empty() || !sources_.at(order_.front()).up) return;
   manifest_asked_ = true;
-  send_fetch(order_.front(), {true, {}});
+  Fetch fetch;
+  fetch.manifest = true;
+  send_fetch(order_.front(), fetch);
 }
 
 void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
@@ -253,6 +271,18 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
   fetches_[to].push_back(
       link::make_checked_frame(header(link::FrameType::fetch), wire::encoded(fetch)));
   links_.wake(to);
+}
+
+// The memory of chunks that a source has located cannot be read.
+void Transfer::ask_for_bytes(const PeerId& peer, Source& source) {
+  Fetch fetch;
+  fetch.bytes = true;
+  for (const Located::Chunk& chunk : std::exchange(source.located, {})) {
+    if (std::ranges::find(source.asked, chunk.number) != source.asked.end())
+      fetch.chunks.push_back(chunk.number);
+  }
+  source.unread_since.reset();
+  if (!fetch.chunks.empty()) send_fetch(peer, fetch);
 }
 
 // Keeps every source's window full.
@@ -340,7 +370,7 @@ Status Transfer::arrived(const PeerId& from, const link::FrameHeader& header, Bu
   }
   if (std::erase(it->second.asked, header.segment) == 0) return {};
   it->second.idle_since.reset();
-  if (!plan_->accept(header.segment)) {
+  if (!plan_->accept(header.segment, plan_->is_right(header.segment))) {
     // The source's memory changed during the sync, or the source is hostile. Other sources have the
     // right bytes.
     drop_source(from, "sent a chunk that is not the one it has announced");
@@ -363,7 +393,7 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
     return finish(Code::internal_error, "out of memory for the state to be received");
   }
   phase_ = Phase::chunks;
-  plan_->hold(waits_ && !plan_->replacements().empty());
+  plan_->hold(options_.waits && mine_->overwrite && !plan_->replacements().empty());
   events_.planned = true;
   ask();
   check_over();
@@ -388,9 +418,15 @@ void Transfer::interrupted(const link::FrameHeader& header) {
 
 Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
                          std::span<const std::uint8_t> payload) {
-  const SyncId id{header.key.admission, header.key.sequence};
   if (header.checksum == 0)  // other values have been verified
-    return Status(Code::refused, "a request for state without a checksum");
+    return Status(Code::refused, "a frame about state without a checksum");
+  const SyncId id{header.key.admission, header.key.sequence};
+  return header.type == link::FrameType::located ? on_located(from, id, payload)
+                                                 : on_fetch(from, id, payload);
+}
+
+Status Transfer::on_fetch(const PeerId& from, const SyncId& id,
+                          std::span<const std::uint8_t> payload) {
   Fetch fetch;
   wire::Reader reader(payload);
   reader(fetch);
@@ -410,13 +446,120 @@ Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
   if (client.chunks.size() + fetch.chunks.size() > kMaxClientQueue)
     return Status(Code::refused, "too many chunks requested");
   client.manifest = client.manifest || fetch.manifest;
+  client.bytes = client.bytes || fetch.bytes;
   for (const std::uint32_t chunk : fetch.chunks) {
     if (now && chunk >= my_index_->count())
       return Status(Code::refused, "a request for a chunk that does not exist");
+    // It was told where this chunk is, and has not read it.
+    if (now && fetch.bytes) tx_bytes_ -= std::min(tx_bytes_, my_index_->at(chunk).bytes);
     client.chunks.push_back(chunk);
   }
   if (now) links_.wake(from);
   return {};
+}
+
+Status Transfer::on_located(const PeerId& from, const SyncId& id,
+                            std::span<const std::uint8_t> payload) {
+  Located located;
+  wire::Reader reader(payload);
+  reader(located);
+  if (!reader.complete() || located.chunks.size() > kWindow)
+    return Status(Code::refused, "malformed places of state");
+  const auto it = sources_.find(from);
+  if (!active_ || id != id_ || it == sources_.end()) return {};
+  Source& source = it->second;
+  for (const Located::Chunk& chunk : located.chunks) {
+    const bool asked = std::ranges::find(source.asked, chunk.number) != source.asked.end();
+    const bool again = std::ranges::find(source.located, chunk.number, &Located::Chunk::number) !=
+                       source.located.end();
+    if (asked && !again) source.located.push_back(chunk);
+  }
+  return {};
+}
+
+// -- memory of neighbours
+
+bool Transfer::has_work() const {
+  const auto is_here = [&](const PeerId& peer, const Located::Chunk& chunk) {
+    return neighbours_.memory_of(peer, chunk.at.memory).has_value();
+  };
+  return active_ && phase_ == Phase::chunks && std::ranges::any_of(sources_, [&](const auto& item) {
+           return std::ranges::any_of(
+               item.second.located, [&](const auto& chunk) { return is_here(item.first, chunk); });
+         });
+}
+
+void Transfer::read() {
+  if (!has_work()) return;
+  for (const PeerId& peer : std::vector<PeerId>(order_)) read_from(peer);
+}
+
+void Transfer::read_from(const PeerId& peer) {
+  const auto it = sources_.find(peer);
+  if (phase_ != Phase::chunks || it == sources_.end()) return;
+  Source& source = it->second;
+  struct Reading {
+    std::uint32_t number;
+    const std::uint8_t* from;
+    bool right = false;
+  };
+  std::vector<Reading> readings;
+  std::vector<Located::Chunk> later;
+  bool unmapped = false;
+  std::string flaw;
+  for (const Located::Chunk& chunk : std::exchange(source.located, {})) {
+    if (std::ranges::find(source.asked, chunk.number) == source.asked.end()) continue;
+    const FetchPlan::Chunk& wanted = plan_->chunk(chunk.number);
+    if (wanted.placed) continue;  // its bytes are coming
+    const auto memory = neighbours_.memory_of(peer, chunk.at.memory);
+    if (!memory || memory->empty()) {
+      unmapped = unmapped || memory;
+      later.push_back(chunk);
+    } else if (chunk.at.offset > memory->size() ||
+               wanted.bytes > memory->size() - chunk.at.offset) {
+      flaw = "named a place outside of the memory that it shares";
+    } else {
+      plan_->place(chunk.number);
+      readings.push_back({chunk.number, memory->data() + chunk.at.offset});
+    }
+  }
+  source.located = std::move(later);
+  Parallel& parallel = options_.parallel != nullptr ? *options_.parallel : serial_;
+  parallel.run(readings.size(), [&](std::size_t i) {
+    Reading& reading = readings[i];
+    const FetchPlan::Chunk& chunk = plan_->chunk(reading.number);
+    copy(chunk.to, reading.from, chunk.bytes);
+    // What was copied, not what is there now.
+    reading.right = plan_->is_right(reading.number);
+  });
+  for (const Reading& reading : readings) {
+    std::erase(source.asked, reading.number);
+    if (!plan_->accept(reading.number, reading.right))
+      flaw = "has memory with a chunk that is not the one it has announced";
+  }
+  if (!readings.empty()) source.idle_since.reset();
+  if (!flaw.empty()) return drop_source(peer, flaw);
+  if (unmapped) ask_for_bytes(peer, source);
+  ask();
+  check_over();
+}
+
+// Tells a receiver on this host where its next chunks are. False: it needs their bytes.
+bool Transfer::locate(const PeerId& to, Client& client, link::OutgoingFrame& frame) {
+  Located located;
+  while (!client.bytes && !client.chunks.empty() && located.chunks.size() < kWindow) {
+    const std::uint32_t number = client.chunks.front();
+    const ChunkRange range = my_index_->at(number);
+    const auto place =
+        neighbours_.share(to, mine_->entries[range.entry].data + range.offset, range.bytes);
+    if (!place) break;
+    client.chunks.pop_front();
+    located.chunks.push_back({number, *place});
+    tx_bytes_ += range.bytes;
+  }
+  if (located.chunks.empty()) return false;
+  frame = link::make_checked_frame(header(link::FrameType::located), wire::encoded(located));
+  return true;
 }
 
 bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
@@ -440,6 +583,8 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
     frame.token = kManifestToken + token_;
     head.payload_bytes = static_cast<std::uint32_t>(my_manifest_.size());
     frame.payload.push_back(link::vec(my_manifest_.data(), my_manifest_.size()));
+  } else if (locate(to, client, frame)) {
+    return true;
   } else if (!client.chunks.empty()) {
     head.segment = client.chunks.front();
     client.chunks.pop_front();

@@ -1,6 +1,7 @@
-// Transfers a shared state. Holders send chunks from their own memory. Receivers request the chunks
-// that differ from several holders at once, verify every chunk, and keep it apart until the sync is
-// over. Sans-I/O: stripes ask where received bytes go and what to send next.
+// Transfers a shared state. Holders send chunks from their own memory, or tell receivers on their
+// host where to read them. Receivers request the chunks that differ from several holders at once,
+// verify every chunk, and keep it apart until the sync is over. Sans-I/O: stripes ask where
+// received bytes go and what to send next.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "pccl/base/error.h"
+#include "pccl/base/parallel.h"
 #include "pccl/link/carrier.h"
 #include "pccl/link/stripe.h"
 #include "pccl/state/fetch_plan.h"
@@ -29,8 +31,47 @@ struct SyncId {
 // A receiver's request for the manifest, or for chunks by number.
 struct Fetch {
   bool manifest = false;
+  bool bytes = false;  // it cannot read the holder's memory: from now on, send bytes
   std::vector<std::uint32_t> chunks;
-  static void fields(auto& self, auto& visit) { visit(self.manifest, self.chunks); }
+  static void fields(auto& self, auto& visit) { visit(self.manifest, self.bytes, self.chunks); }
+};
+
+// Where some bytes of a peer are, for another peer of its host.
+struct SharedBytes {
+  std::uint64_t memory = 0;  // its number
+  std::uint64_t offset = 0;
+  static void fields(auto& self, auto& visit) { visit(self.memory, self.offset); }
+};
+
+// A holder's answer to a request for chunks.
+struct Located {
+  struct Chunk {
+    std::uint32_t number = 0;
+    SharedBytes at;
+    static void fields(auto& self, auto& visit) { visit(self.number, self.at); }
+  };
+  std::vector<Chunk> chunks;
+  static void fields(auto& self, auto& visit) { visit(self.chunks); }
+};
+
+// Memory that peers of one host let each other read. *one thread: the engine's*
+class NeighbourMemory {
+ public:
+  virtual ~NeighbourMemory() = default;
+  // Lets `peer` read these bytes of this process. Empty: it cannot.
+  [[nodiscard]] virtual std::optional<SharedBytes> share(const PeerId& peer,
+                                                         const std::uint8_t* data,
+                                                         std::uint64_t bytes) = 0;
+  // Memory that `peer` lets this one read, valid until the next event. Empty: it has not arrived.
+  // No bytes: it has, and cannot be mapped.
+  [[nodiscard]] virtual std::optional<std::span<const std::uint8_t>> memory_of(
+      const PeerId& peer, std::uint64_t number) const = 0;
+};
+
+// What a sync's caller brings to its transfer.
+struct TransferOptions {
+  bool waits = false;            // if there are replacements(), overwrites nothing before go_on()
+  Parallel* parallel = nullptr;  // valid as long as the state's memory; null: one part at a time
 };
 
 struct TransferEvents {
@@ -43,14 +84,13 @@ struct TransferEvents {
 // One sync's transfer at a time. *one thread: the engine's*
 class Transfer {
  public:
-  Transfer(std::shared_ptr<BufferPool> pool, link::Carrier& links)
-      : pool_(std::move(pool)), links_(links) {}
+  Transfer(std::shared_ptr<BufferPool> pool, link::Carrier& links, NeighbourMemory& neighbours)
+      : pool_(std::move(pool)), links_(links), neighbours_(neighbours) {}
 
   // Starts the transfer of the elected state. Memory of `mine` must stay valid until end(). Where
-  // it is overwritten, its hashes change with it. `waits`: if there are replacements(), nothing is
-  // overwritten before go_on().
+  // it is overwritten, its hashes change with it.
   void begin(const SyncId& id, const PeerId& self, std::shared_ptr<LocalState> mine,
-             const wire::SyncDecision& decision, bool waits);
+             const wire::SyncDecision& decision, const TransferOptions& options);
   void go_on();
   // Ends the transfer; no memory is used afterwards. Returns the update, which has changes if this
   // is a receiver that has everything. Null: no transfer was active.
@@ -101,6 +141,11 @@ class Transfer {
                  std::span<const std::uint8_t> payload);
   bool next(const PeerId& to, link::OutgoingFrame& frame);
 
+  // Chunks wait in memory of neighbours: call read().
+  [[nodiscard]] bool has_work() const;
+  // Reads them, in parallel.
+  void read();
+
  private:
   enum class Phase : std::uint8_t { serving, manifest, chunks, complete };
   // A holder, as a receiver sees it.
@@ -108,16 +153,24 @@ class Transfer {
     bool up = false;
     std::vector<std::uint32_t> asked;  // chunks requested and not yet received
     std::optional<Instant> idle_since;
+    std::vector<Located::Chunk> located;  // of `asked`, to be read
+    std::optional<Instant> unread_since;  // their memory has not arrived
   };
   // A receiver, as a holder sees it: what it has requested.
   struct Client {
     bool manifest = false;
+    bool bytes = false;  // it cannot read our memory
     std::deque<std::uint32_t> chunks;
   };
   void ask();
   void ask_manifest();
   [[nodiscard]] bool busy(const PeerId& peer, const Source& source) const;
   void send_fetch(const PeerId& to, const Fetch& fetch);
+  void ask_for_bytes(const PeerId& peer, Source& source);
+  Status on_fetch(const PeerId& from, const SyncId& id, std::span<const std::uint8_t> payload);
+  Status on_located(const PeerId& from, const SyncId& id, std::span<const std::uint8_t> payload);
+  void read_from(const PeerId& peer);
+  bool locate(const PeerId& to, Client& client, link::OutgoingFrame& frame);
   void release();
   void take_manifest(const PeerId& from, std::span<const std::uint8_t> bytes);
   void retry(const std::vector<std::uint32_t>& chunks);
@@ -129,6 +182,8 @@ class Transfer {
 
   std::shared_ptr<BufferPool> pool_;
   link::Carrier& links_;
+  NeighbourMemory& neighbours_;
+  Serial serial_;
   TransferEvents events_;
   bool active_ = false;
   bool over_ = false;       // `over` was reported, or this receiver has stopped
@@ -144,7 +199,7 @@ class Transfer {
   // receiving
   Phase phase_ = Phase::serving;
   bool newcomer_ = false;  // receives loose entries too
-  bool waits_ = false;     // until go_on(), if there are replacements
+  TransferOptions options_;
   std::map<PeerId, Source> sources_;
   std::vector<PeerId> order_;  // sources; the first one sends the manifest
   bool manifest_asked_ = false;

@@ -1,5 +1,5 @@
-// The transfer of a shared state: consistent and nearly consistent manifests, chunks and requests
-// from an arbitrary peer.
+// The transfer of a shared state: consistent and nearly consistent manifests, chunks, requests and
+// places in memory from an arbitrary peer.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -14,10 +14,10 @@ namespace {
 constexpr state::SyncId kSync{5, 2};
 constexpr std::uint32_t kManifestSegment = 0xffffffff;
 
-class Play final : private link::Carrier {
+class Play final : private link::Carrier, private state::NeighbourMemory {
  public:
-  Play(bool receives, const wire::Digest& content)
-      : transfer_(std::make_shared<BufferPool>(0), *this) {
+  Play(bool receives, bool overwrites, bool waits, const wire::Digest& content)
+      : transfer_(std::make_shared<BufferPool>(0), *this, *this) {
     wire::SyncDecision decision;
     decision.step = wire::SyncStep::transfer;
     decision.content = content;
@@ -26,7 +26,8 @@ class Play final : private link::Carrier {
     decision.receivers =
         receives ? std::vector<PeerId>{peer(0)} : std::vector<PeerId>{peer(1), peer(2)};
     decision.newcomers = decision.receivers;
-    transfer_.begin(kSync, peer(0), mine_.state, decision, false);
+    mine_.state->overwrite = overwrites;
+    transfer_.begin(kSync, peer(0), mine_.state, decision, {.waits = waits});
   }
   ~Play() override { (void)transfer_.end(); }
 
@@ -65,9 +66,20 @@ class Play final : private link::Carrier {
       case 7:
         chunk(from, header, script);
         break;
+      case 9:
+        located(from, header, script);
+        break;
+      case 10:
+        transfer_.read();
+        check();
+        break;
+      case 11:
+        transfer_.go_on();
+        check();
+        break;
       default: {
         const auto payload = script.piece();
-        header.type = link::FrameType::fetch;
+        header.type = what % 16 == 12 ? link::FrameType::located : link::FrameType::fetch;
         header.payload_bytes = static_cast<std::uint32_t>(payload.size());
         header.checksum = what % 16 == 8 ? 0 : 1;
         (void)transfer_.control(from, header, payload);
@@ -105,9 +117,8 @@ class Play final : private link::Carrier {
     const std::uint8_t how = script.byte();
     header.type = link::FrameType::state;
     header.segment = script.byte();
-    static const Arrays theirs(8);
-    const auto& entries = theirs.state->entries;
-    const state::ChunkIndex index(theirs.state->manifest.entries);
+    const auto& entries = theirs().state->entries;
+    const state::ChunkIndex index(theirs().state->manifest.entries);
     wire::Bytes bytes(script.pair());
     if (how % 4 != 0 && header.segment < index.count()) {
       const state::ChunkRange range = index.at(header.segment);
@@ -117,6 +128,42 @@ class Play final : private link::Carrier {
     }
     header.payload_bytes = static_cast<std::uint32_t>(bytes.size());
     put(from, header, bytes, how % 8 == 7);
+  }
+
+  // Places of chunks, most of them as they are: memory i is the array i.
+  void located(const PeerId& from, link::FrameHeader header, Script& script) {
+    state::Located places;
+    const state::ChunkIndex index(theirs().state->manifest.entries);
+    for (int count = script.byte() % 5; count > 0; --count) {
+      const std::uint32_t number = script.byte();
+      state::SharedBytes at{script.byte(), script.pair()};
+      if (number < index.count() && at.memory % 4 != 0)
+        at = {index.at(number).entry, index.at(number).offset};
+      places.chunks.push_back({number, at});
+    }
+    const wire::Bytes payload = wire::encoded(places);
+    header.type = link::FrameType::located;
+    header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+    header.checksum = 1;
+    (void)transfer_.control(from, header, payload);
+  }
+
+  // The hashes are those of the memory.
+  void check() {
+    const state::LocalState& state = *mine_.state;
+    const state::ChunkIndex index(state.manifest.entries);
+    for (std::uint64_t chunk = 0; chunk < index.count(); ++chunk) {
+      const wire::Digest& known = state.manifest.chunks[chunk];
+      const state::ChunkRange range = index.at(chunk);
+      const std::uint8_t* data = state.entries[range.entry].data + range.offset;
+      must(known == wire::Digest{} || known == state::digest({data, range.bytes}),
+           "a hash is that of its memory");
+    }
+  }
+
+  static const Arrays& theirs() {
+    static const Arrays arrays(8);
+    return arrays;
   }
 
   void put(const PeerId& from, const link::FrameHeader& header, std::span<const std::uint8_t> bytes,
@@ -140,6 +187,18 @@ class Play final : private link::Carrier {
   std::uint64_t unsent(const PeerId&, std::uint64_t) const override { return 0; }
   bool is_up(const PeerId& id) const override { return id == peer(1); }
   bool is_checked(const PeerId&) const override { return true; }
+  std::optional<state::SharedBytes> share(const PeerId& reader, const std::uint8_t*,
+                                          std::uint64_t) override {
+    return reader == peer(1) ? std::optional<state::SharedBytes>({1, 0}) : std::nullopt;
+  }
+  std::optional<std::span<const std::uint8_t>> memory_of(const PeerId& of,
+                                                         std::uint64_t number) const override {
+    const auto& entries = theirs().state->entries;
+    if (of == peer(2) || number > entries.size()) return std::nullopt;
+    if (number == entries.size()) return std::span<const std::uint8_t>();
+    const state::LocalEntry& entry = entries[number];
+    return std::span(entry.data, static_cast<std::size_t>(entry.what.bytes));
+  }
 
   Arrays mine_{7};
   state::Transfer transfer_;
@@ -154,7 +213,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace pccl::fuzz;
   Script script(data, size);
   static const Arrays theirs(8);
-  Play play(script.byte() % 4 != 0, pccl::state::content_of(theirs.state->manifest.entries, false));
+  const std::uint8_t how = script.byte();
+  Play play(how % 4 != 0, how / 4 % 2 != 0, how / 8 % 2 != 0,
+            pccl::state::content_of(theirs.state->manifest.entries, false));
   for (int steps = 0; !script.empty() && steps < 60; ++steps) play.step(script);
   return 0;
 }

@@ -166,7 +166,8 @@ void frame(Scribe& script, std::uint8_t stripe, link::FrameType type, std::uint8
 
 void links() {
   const wire::Bytes lost = wire::encoded(link::Lost{1, 0, 3});
-  const wire::Bytes fetch = wire::encoded(state::Fetch{true, {0, 1}});
+  const wire::Bytes fetch = wire::encoded(state::Fetch{true, false, {0, 1}});
+  const wire::Bytes located = wire::encoded(state::Located{{{0, {1, 0}}, {1, {2, 64}}}});
   const wire::Bytes some(200, 1);
   for (std::uint8_t mode = 0; mode < 16; ++mode) {
     Scribe script;
@@ -177,9 +178,10 @@ void links() {
       for (Scribe* into : {&script, &one}) {
         const auto kind = static_cast<link::FrameType>(type);
         const bool data = link::carries_data(kind);
-        const auto& payload = kind == link::FrameType::lost    ? lost
-                              : kind == link::FrameType::fetch ? fetch
-                                                               : some;
+        const auto& payload = kind == link::FrameType::lost      ? lost
+                              : kind == link::FrameType::fetch   ? fetch
+                              : kind == link::FrameType::located ? located
+                                                                 : some;
         for (std::uint8_t stripe = 0; stripe < 2; ++stripe) {
           for (std::uint8_t final = 0; final < 2; ++final)
             frame(*into, stripe, kind, static_cast<std::uint8_t>((data ? 64 : 0) | final), 0,
@@ -199,7 +201,7 @@ void links() {
 
 void manifests() {
   const Arrays theirs(8);
-  const wire::Bytes fetch = wire::encoded(state::Fetch{true, {0, 1, 2}});
+  const wire::Bytes fetch = wire::encoded(state::Fetch{true, false, {0, 1, 2}});
   Scribe receives;
   receives.byte(1).byte(0x10 | 3).piece(wire::encoded(theirs.state->manifest));
   for (std::uint8_t holder = 1; holder <= 2; ++holder)
@@ -213,9 +215,21 @@ void manifests() {
   receives.byte(1).byte(20);
   seed("manifest", "receives", receives.bytes());
   Scribe serves;
-  serves.byte(0).byte(0x10 | 9).piece(fetch).byte(0x10 | 2).byte(0x20 | 9).piece(fetch).byte(0x20 |
-                                                                                             2);
+  serves.byte(0);
+  for (std::uint8_t receiver = 1; receiver <= 2; ++receiver) {
+    const auto at = static_cast<std::uint8_t>(receiver << 4);
+    serves.byte(at | 13).piece(fetch).byte(at | 2);
+  }
   seed("manifest", "serves", serves.bytes());
+  // Overwriting or not, waiting for the caller or not.
+  for (std::uint8_t how = 1; how < 16; how += 4) {
+    Scribe reads;
+    reads.byte(how).byte(0x10 | 3).piece(wire::encoded(theirs.state->manifest)).byte(0x10 | 11);
+    reads.byte(0x10 | 9).byte(3);
+    for (std::uint8_t chunk = 0; chunk < 3; ++chunk) reads.byte(chunk).byte(1).pair(0);
+    reads.byte(0x10 | 10);
+    seed("manifest", "reads-" + std::to_string(how), reads.bytes());
+  }
   Scribe loses;
   loses.byte(1)
       .byte(0x10 | 3)

@@ -224,6 +224,8 @@ void Checks::brings(const Syncing& syncing) {
 
 void Checks::ended(Host& host, Syncing& syncing) {
   syncing.ended = true;
+  for (const auto& copy : syncing.shared)
+    if (world_.random.chance(0.5)) std::ranges::fill(*copy, 0x5a);
   const peer::Call& call = *syncing.call;
   const bool commit = call.error.code == Code::ok;
   const std::string what = wire::describe(call.key);

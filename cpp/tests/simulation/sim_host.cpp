@@ -557,6 +557,7 @@ SyncingPtr Host::sync(UserState& state, bool standing) {
   (*hashed)->overwrite = world_.random.chance(0.3);
   syncing_->hashes = *hashed;
   if (!vote.mixed) world_.checks.brings(*syncing_);
+  memory_.lay_out(syncing_);
   syncing_->call = engine_->start_sync({*hashed, vote, world_.random.chance(0.5)}, world_.now());
   if (world_.tracing()) world_.log(this->name(), "calls " + wire::describe(syncing_->call->key));
   settle();

@@ -83,13 +83,31 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
   }
 }
 
+void Memory::forget_ended() {
+  std::erase_if(arrays_, [](const auto& item) { return *item.second.first; });
+}
+
+void Memory::lay_out(const SyncingPtr& syncing) {
+  forget_ended();
+  const std::shared_ptr<const bool> ended(syncing, &syncing->ended);
+  for (const auto& [name, bytes] : *syncing->live) {
+    if (bytes.empty() || !world_.random.chance(world_.arrays_shared)) continue;
+    const auto copy = std::make_shared<wire::Bytes>(bytes);
+    syncing->shared.push_back(copy);
+    auto region = std::make_shared<memory::Region>(copy->data(), copy->size(), -1, copy);
+    auto chunk = std::make_shared<const memory::Chunk>(memory::Chunk{std::move(region), ++chunks_});
+    arrays_[bytes.data()] = {ended, std::move(chunk)};
+  }
+}
+
 void Memory::lay_out(const ReductionPtr& reduction) {
-  std::erase_if(arrays_, [](const auto& item) { return item.second.first->ended; });
+  forget_ended();
+  const std::shared_ptr<const bool> ended(reduction, &reduction->ended);
   const auto add = [&](wire::Bytes& bytes) {
     if (bytes.empty() || !world_.random.chance(world_.arrays_shared)) return;
     auto region = std::make_shared<memory::Region>(bytes.data(), bytes.size(), -1, reduction);
     auto chunk = std::make_shared<const memory::Chunk>(memory::Chunk{std::move(region), ++chunks_});
-    arrays_[bytes.data()] = {reduction, std::move(chunk)};
+    arrays_[bytes.data()] = {ended, std::move(chunk)};
   };
   for (ArrayData& array : reduction->arrays) {
     add(array.send);

@@ -16,6 +16,8 @@ class World;
 class Host;
 struct Reduction;
 using ReductionPtr = std::shared_ptr<Reduction>;
+struct Syncing;
+using SyncingPtr = std::shared_ptr<Syncing>;
 
 // Two peers that are connected by memory. Both ends hold this object. The connection ends when
 // either end drops it.
@@ -40,6 +42,9 @@ class Memory {
   void want_step();
   // Makes the reduction's arrays, or some of them, readable by others until it is over.
   void lay_out(const ReductionPtr& reduction);
+  // The same for the entries of a state. Others read copies, which are spoilt when the sync is
+  // over: a member's program may change its arrays while slower members still read them.
+  void lay_out(const SyncingPtr& syncing);
   void kill();  // the process ends
   [[nodiscard]] bool knows(const PeerId& peer) const { return known_.contains(peer); }
   // Calls `what` after the next step that makes progress, before its messages are sent.
@@ -57,8 +62,10 @@ class Memory {
   Host& host_;
   std::map<PeerId, std::shared_ptr<Acquaintance>> known_;
   std::function<void()> strike_;
-  // By address: the reduction and the memory of an array.
-  std::map<const void*, std::pair<ReductionPtr, memory::ChunkPtr>> arrays_;
+  void forget_ended();
+
+  // By address: whether its call has ended, and the memory of an array.
+  std::map<const void*, std::pair<std::shared_ptr<const bool>, memory::ChunkPtr>> arrays_;
   std::uint64_t chunks_ = 0;
   bool step_planned_ = false;
   bool stepping_ = false;

@@ -152,6 +152,7 @@ struct Syncing {
   UserState before;
   UserState* live = nullptr;
   std::shared_ptr<const state::LocalState> hashes;
+  std::vector<std::shared_ptr<wire::Bytes>> shared;  // see Memory::lay_out
   std::uint64_t run = 0;
   Instant since{};
   bool ended = false;

@@ -13,7 +13,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,6 +33,9 @@ using pccl::PeerId;
 using pccl::tests::peer;
 
 namespace {
+
+// (chunk, memory, offset)
+using Places = std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>;
 
 constexpr std::uint32_t kManifestSegment = 0xffffffff;
 constexpr state::SyncId kSync{5, 2};
@@ -61,7 +66,7 @@ std::shared_ptr<state::LocalState> hashed(std::vector<wire::Bytes>& arrays, bool
 }
 
 // Peer 0, which receives the arrays "a", "b", ... from the holders 1, 2, ...
-class Receiver final : private stripes::Carrier {
+class Receiver final : private stripes::Carrier, private state::NeighbourMemory {
  public:
   Receiver(const std::vector<nb::bytes>& old, const std::vector<nb::bytes>& now,
            std::uint8_t holders, bool writable, bool overwrite, bool waits)
@@ -85,8 +90,31 @@ class Receiver final : private stripes::Carrier {
     state::Fetch fetch;
     wire::Reader reader(frame.owned);
     reader(fetch);
+    asked_for_bytes_ = fetch.bytes;
     return std::pair(fetch.manifest, fetch.chunks);
   }
+  // The request that next() returned last says that this peer cannot read memory.
+  [[nodiscard]] bool asked_for_bytes() const { return asked_for_bytes_; }
+
+  // Memory of a holder arrives. No bytes: it cannot be mapped.
+  void shared(std::uint8_t of, std::uint64_t number, const nb::bytes& bytes) {
+    shared_[{peer(of), number}] = copy(bytes);
+  }
+  // A holder says where chunks are: (chunk, memory, offset). False: the frame is refused.
+  bool located(std::uint8_t from, const Places& chunks) {
+    state::Located places;
+    for (const auto& [number, memory, offset] : chunks)
+      places.chunks.push_back({number, {memory, offset}});
+    return say(from, stripes::FrameType::located, 0, wire::encoded(places));
+  }
+  // Reads what can be read. False: there is nothing.
+  bool read() {
+    const bool work = transfer_.has_work();
+    transfer_.read();
+    return work;
+  }
+  // From now on, this peer can read this one's memory: number i is the array i.
+  void let_read(std::uint8_t other) { readers_.insert(peer(other)); }
 
   // A holder begins to send a frame. Returns "store", "drain" or "refuse". For "store", fill() and
   // then arrived() or voided() follow with the same number.
@@ -147,15 +175,8 @@ class Receiver final : private stripes::Carrier {
   }
   // Receives a peer's request for the sync that is `later` syncs after this one.
   bool asked(std::uint8_t from, int later, const std::vector<std::uint32_t>& chunks) {
-    wire::Bytes payload = wire::encoded(state::Fetch{false, chunks});
-    stripes::FrameHeader header;
-    header.type = stripes::FrameType::fetch;
-    header.key.admission = kSync.admission;
-    header.key.sequence = kSync.sequence + static_cast<std::uint64_t>(later);
-    header.payload_bytes = static_cast<std::uint32_t>(payload.size());
-    const iovec whole{payload.data(), payload.size()};
-    header.checksum = stripes::checksum(header, {&whole, 1});
-    return static_cast<bool>(transfer_.control(peer(from), header, payload));
+    return say(from, stripes::FrameType::fetch, later,
+               wire::encoded(state::Fetch{false, false, chunks}));
   }
   // Ends the sync and begins a later one that serves `to`. Returns the chunks that it gets.
   std::vector<std::uint32_t> serves(int later, std::uint8_t to) {
@@ -164,12 +185,15 @@ class Receiver final : private stripes::Carrier {
     decision.holders = {peer(0)};
     decision.receivers = {peer(to)};
     transfer_.begin({kSync.admission, kSync.sequence + static_cast<std::uint64_t>(later)}, peer(0),
-                    mine_, decision, false);
-    std::vector<std::uint32_t> chunks;
-    stripes::OutgoingFrame frame;
-    while (transfer_.next(peer(to), frame))
-      chunks.push_back(stripes::decode(frame.header)->segment);
-    return chunks;
+                    mine_, decision, {});
+    return served(to).first;
+  }
+  // The peer that is served asks for more.
+  std::pair<std::vector<std::uint32_t>, Places> serves_more(
+      int later, std::uint8_t to, const std::vector<std::uint32_t>& chunks, bool bytes) {
+    (void)say(to, stripes::FrameType::fetch, later,
+              wire::encoded(state::Fetch{false, bytes, chunks}));
+    return served(to);
   }
   // The arrays as they are, whether a part was overwritten, and whether the hashes are theirs but
   // for chunks with the hash zero.
@@ -226,6 +250,35 @@ class Receiver final : private stripes::Carrier {
   }
 
  private:
+  // The chunks whose bytes are sent to that peer, and those that it is to read.
+  std::pair<std::vector<std::uint32_t>, Places> served(std::uint8_t to) {
+    std::vector<std::uint32_t> chunks;
+    Places places;
+    stripes::OutgoingFrame frame;
+    while (transfer_.next(peer(to), frame)) {
+      const auto header = stripes::decode(frame.header);
+      if (header->type != stripes::FrameType::located) {
+        chunks.push_back(header->segment);
+        continue;
+      }
+      state::Located located;
+      wire::Reader reader(frame.owned);
+      reader(located);
+      for (const auto& [number, at] : located.chunks)
+        places.emplace_back(number, at.memory, at.offset);
+    }
+    return {std::move(chunks), std::move(places)};
+  }
+  bool say(std::uint8_t from, stripes::FrameType type, int later, wire::Bytes payload) {
+    stripes::FrameHeader header;
+    header.type = type;
+    header.key.admission = kSync.admission;
+    header.key.sequence = kSync.sequence + static_cast<std::uint64_t>(later);
+    header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+    const iovec whole{payload.data(), payload.size()};
+    header.checksum = stripes::checksum(header, {&whole, 1});
+    return static_cast<bool>(transfer_.control(peer(from), header, payload));
+  }
   struct Frame {
     std::uint8_t from = 0;
     stripes::FrameHeader header;
@@ -239,7 +292,7 @@ class Receiver final : private stripes::Carrier {
     decision.content = state::content_of(elected_->manifest.entries, false);
     decision.receivers = {peer(0)};
     for (std::uint8_t i = 1; i <= holders; ++i) decision.holders.push_back(peer(i));
-    transfer_.begin(kSync, peer(0), mine_, decision, waits_);
+    transfer_.begin(kSync, peer(0), mine_, decision, {.waits = waits_});
   }
   void wake(const PeerId&) override {}
   bool is_up(const PeerId&) const override { return true; }
@@ -254,7 +307,26 @@ class Receiver final : private stripes::Carrier {
   }
   std::uint64_t unsent(const PeerId&, std::uint64_t) const override { return 0; }
   bool is_checked(const PeerId&) const override { return false; }
+  std::optional<state::SharedBytes> share(const PeerId& reader, const std::uint8_t* data,
+                                          std::uint64_t bytes) override {
+    if (!readers_.contains(reader)) return std::nullopt;
+    for (std::uint64_t i = 0; i < old_.size(); ++i) {
+      const auto offset = static_cast<std::uint64_t>(data - old_[i].data());
+      if (data >= old_[i].data() && offset + bytes <= old_[i].size())
+        return state::SharedBytes{i, offset};
+    }
+    return std::nullopt;
+  }
+  std::optional<std::span<const std::uint8_t>> memory_of(const PeerId& of,
+                                                         std::uint64_t number) const override {
+    const auto it = shared_.find({of, number});
+    if (it == shared_.end()) return std::nullopt;
+    return std::span<const std::uint8_t>(it->second);
+  }
 
+  bool asked_for_bytes_ = false;
+  std::map<std::pair<PeerId, std::uint64_t>, wire::Bytes> shared_;
+  std::set<PeerId> readers_;
   bool waits_;
   std::vector<wire::Bytes> old_;
   std::vector<wire::Bytes> new_;
@@ -262,7 +334,7 @@ class Receiver final : private stripes::Carrier {
   std::shared_ptr<state::LocalState> elected_;
   std::map<int, Frame> frames_;
   std::optional<std::pair<unsigned, std::string>> over_;
-  state::Transfer transfer_{std::make_shared<pccl::BufferPool>(0), *this};
+  state::Transfer transfer_{std::make_shared<pccl::BufferPool>(0), *this, *this};
 };
 
 // The sizes of the first message of a member that returns during the second round of a sync, and of
@@ -322,6 +394,12 @@ void bind_transfer(nb::module_& m) {
       .def("tick", &Receiver::tick, "seconds"_a)
       .def("asked", &Receiver::asked, "peer"_a, "later"_a, "chunks"_a)
       .def("serves", &Receiver::serves, "later"_a, "peer"_a)
+      .def("serves_more", &Receiver::serves_more, "later"_a, "peer"_a, "chunks"_a, "bytes"_a)
+      .def("asked_for_bytes", &Receiver::asked_for_bytes)
+      .def("shared", &Receiver::shared, "holder"_a, "number"_a, "bytes"_a)
+      .def("located", &Receiver::located, "holder"_a, "chunks"_a)
+      .def("read", &Receiver::read)
+      .def("let_read", &Receiver::let_read, "peer"_a)
       .def("now", &Receiver::now)
       .def("go_on", &Receiver::go_on)
       .def("again", &Receiver::again, "now"_a, "holders"_a)
