@@ -7,7 +7,7 @@
 namespace pccl::digest {
 namespace {
 
-constexpr Xxh3 kBaseline{"baseline", &hash64, &hash128};
+constexpr Xxh3 kBaseline{"baseline", &hash64, &hash128, &copy128};
 
 }  // namespace
 
@@ -40,6 +40,10 @@ std::uint64_t xxh3_64(std::span<const std::uint8_t> head, std::span<const iovec>
 
 Hash128 xxh3_128(std::span<const std::uint8_t> bytes) {
   return best().hash128(bytes.data(), bytes.size());
+}
+
+Hash128 copy_xxh3_128(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) {
+  return best().copy128(to, from, bytes);
 }
 
 }  // namespace pccl::digest

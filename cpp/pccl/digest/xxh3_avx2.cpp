@@ -8,7 +8,7 @@
 namespace pccl::digest {
 
 extern const Xxh3 kXxh3Avx2;
-const Xxh3 kXxh3Avx2{"avx2", &hash64, &hash128};
+const Xxh3 kXxh3Avx2{"avx2", &hash64, &hash128, &copy128};
 
 }  // namespace pccl::digest
 #endif

@@ -142,15 +142,10 @@ void FetchPlan::unplace(std::uint32_t number) {
   if (const auto it = chunks_.find(number); it != chunks_.end()) it->second.placed = false;
 }
 
-bool FetchPlan::is_right(std::uint32_t number) const {
-  const Chunk& chunk = chunks_.at(number);
-  return digest({chunk.to, chunk.bytes}) == elected_.chunks[number];
-}
-
-bool FetchPlan::accept(std::uint32_t number, bool right) {
+bool FetchPlan::accept(std::uint32_t number, const wire::Digest& found) {
   Chunk& chunk = chunks_.at(number);
   chunk.placed = false;
-  if (!right) {
+  if (found != elected_.chunks[number]) {
     retry({&number, 1});
     return false;
   }

@@ -87,10 +87,9 @@ class FetchPlan {
   void place(std::uint32_t number);
   // A frame with this chunk did not arrive. Does nothing if the chunk is not part of the plan.
   void unplace(std::uint32_t number);
-  // Whether the chunk's memory has the manifest's hash. *any thread*
-  [[nodiscard]] bool is_right(std::uint32_t number) const;
-  // The chunk has arrived in its memory. Returns `right`; if it is not, it is requested again.
-  [[nodiscard]] bool accept(std::uint32_t number, bool right);
+  // The chunk has arrived in its memory, and has this digest. False: it is another one than the
+  // manifest's, so the chunk is requested again.
+  [[nodiscard]] bool accept(std::uint32_t number, const wire::Digest& found);
   [[nodiscard]] bool complete() const { return left_ == 0; }
   [[nodiscard]] std::uint64_t bytes_done() const { return bytes_done_; }
   [[nodiscard]] std::uint64_t bytes_wanted() const { return bytes_wanted_; }

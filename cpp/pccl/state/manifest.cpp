@@ -28,6 +28,11 @@ wire::Digest digest(std::span<const std::uint8_t> bytes) {
   return {hash.low, hash.high};
 }
 
+wire::Digest copy_digest(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) {
+  const digest::Hash128 hash = digest::copy_xxh3_128(to, from, bytes);
+  return {hash.low, hash.high};
+}
+
 ChunkIndex::ChunkIndex(const std::vector<wire::StateEntry>& entries) {
   std::uint64_t next = 0;
   for (const wire::StateEntry& entry : entries) {

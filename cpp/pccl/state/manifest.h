@@ -56,6 +56,9 @@ struct LocalState {
 }
 
 [[nodiscard]] wire::Digest digest(std::span<const std::uint8_t> bytes);
+// Copies memory and returns the digest of what it has written, also if `from` changes meanwhile.
+[[nodiscard]] wire::Digest copy_digest(std::uint8_t* to, const std::uint8_t* from,
+                                       std::size_t bytes);
 
 // The location of a chunk.
 struct ChunkRange {

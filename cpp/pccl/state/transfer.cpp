@@ -4,8 +4,6 @@
 #include <new>
 #include <utility>
 
-#include "pccl/base/copy.h"
-
 namespace pccl::state {
 namespace {
 
@@ -370,7 +368,8 @@ Status Transfer::arrived(const PeerId& from, const link::FrameHeader& header, Bu
   }
   if (std::erase(it->second.asked, header.segment) == 0) return {};
   it->second.idle_since.reset();
-  if (!plan_->accept(header.segment, plan_->is_right(header.segment))) {
+  const FetchPlan::Chunk& chunk = plan_->chunk(header.segment);
+  if (!plan_->accept(header.segment, digest({chunk.to, chunk.bytes}))) {
     // The source's memory changed during the sync, or the source is hostile. Other sources have the
     // right bytes.
     drop_source(from, "sent a chunk that is not the one it has announced");
@@ -501,7 +500,7 @@ void Transfer::read_from(const PeerId& peer) {
   struct Reading {
     std::uint32_t number;
     const std::uint8_t* from;
-    bool right = false;
+    wire::Digest found;
   };
   std::vector<Reading> readings;
   std::vector<Located::Chunk> later;
@@ -520,7 +519,7 @@ void Transfer::read_from(const PeerId& peer) {
       flaw = "named a place outside of the memory that it shares";
     } else {
       plan_->place(chunk.number);
-      readings.push_back({chunk.number, memory->data() + chunk.at.offset});
+      readings.push_back({chunk.number, memory->data() + chunk.at.offset, {}});
     }
   }
   source.located = std::move(later);
@@ -528,13 +527,11 @@ void Transfer::read_from(const PeerId& peer) {
   parallel.run(readings.size(), [&](std::size_t i) {
     Reading& reading = readings[i];
     const FetchPlan::Chunk& chunk = plan_->chunk(reading.number);
-    copy(chunk.to, reading.from, chunk.bytes);
-    // What was copied, not what is there now.
-    reading.right = plan_->is_right(reading.number);
+    reading.found = copy_digest(chunk.to, reading.from, chunk.bytes);
   });
   for (const Reading& reading : readings) {
     std::erase(source.asked, reading.number);
-    if (!plan_->accept(reading.number, reading.right))
+    if (!plan_->accept(reading.number, reading.found))
       flaw = "has memory with a chunk that is not the one it has announced";
   }
   if (!readings.empty()) source.idle_since.reset();
