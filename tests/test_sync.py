@@ -80,7 +80,7 @@ def test_inside_a_host_shared_arrays_are_read_where_they_are(run: Run, overwrite
     assert sum(answer["tx"] for answer in answers) == 8 * count + 8000
     assert answers[2]["digest"] == held
     assert do(late, links.say_received)[0]["bytes"] < MIB
-    # What it has now is its own.
+    # The newcomer has its own copy.
     tell(late, put("a", 0, value=5))
     again = synced(peers + late, sync())
     assert (moved(again), again[0]["digest"]) == ([0, 0, MIB], held)

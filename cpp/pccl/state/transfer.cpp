@@ -93,7 +93,7 @@ std::unique_ptr<Update> Transfer::end() {
   partners_.clear();
   sources_.clear();
   order_.clear();
-  manifest_asked_ = manifest_placed_ = false;
+  manifest_ = Request::none;
   my_manifest_.clear();
   clients_.clear();
   fetches_.clear();
@@ -170,15 +170,14 @@ void Transfer::link_down(const PeerId& peer, const link::UnsentBytes& unsent) {
   it->second.up = false;
   it->second.located.clear();
   retry(std::exchange(it->second.asked, {}));
-  if (!order_.empty() && peer == order_.front()) manifest_asked_ = manifest_placed_ = false;
+  if (!order_.empty() && peer == order_.front()) manifest_ = Request::none;
   ask();  // the other sources
 }
 
 // Whether the source is sending, or was not asked for anything.
 bool Transfer::busy(const PeerId& peer, const Source& source) const {
   if (!source.up) return true;
-  if (phase_ == Phase::manifest)
-    return !manifest_asked_ || manifest_placed_ || peer != order_.front();
+  if (phase_ == Phase::manifest) return manifest_ != Request::asked || peer != order_.front();
   return source.asked.empty() ||
          std::ranges::any_of(source.asked, [&](auto chunk) { return plan_->chunk(chunk).placed; });
 }
@@ -225,7 +224,7 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
     if (phase_ == Phase::complete) return;
     return finish(Code::peer_lost, "no holder of the state is left (" + last_failure_ + ")");
   }
-  if (first) manifest_asked_ = manifest_placed_ = false;
+  if (first) manifest_ = Request::none;
   if (first && phase_ == Phase::chunks && plan_->has_loose()) {
     // Another holder's loose entries may differ: start again with its manifest.
     release();
@@ -257,8 +256,8 @@ link::FrameHeader Transfer::header(link::FrameType type) const {
 }
 
 void Transfer::ask_manifest() {
-  if (manifest_asked_ || order_.empty() || !sources_.at(order_.front()).up) return;
-  manifest_asked_ = true;
+  if (manifest_ != Request::none || order_.empty() || !sources_.at(order_.front()).up) return;
+  manifest_ = Request::asked;
   Fetch fetch;
   fetch.manifest = true;
   send_fetch(order_.front(), fetch);
@@ -330,11 +329,10 @@ link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& hea
   if (it == sources_.end()) return placement;
   placement.token = kTokenBase + token_;
   if (header.segment == kManifestSegment) {
-    if (phase_ != Phase::manifest || from != order_.front() || !manifest_asked_ ||
-        manifest_placed_) {
+    if (phase_ != Phase::manifest || from != order_.front() || manifest_ != Request::asked) {
       return placement;
     }
-    manifest_placed_ = true;
+    manifest_ = Request::placed;
     placement.kind = link::Placement::Kind::store;
     placement.buffer = pool_->take(header.payload_bytes);
     placement.where = {link::vec(placement.buffer.data(), header.payload_bytes)};
@@ -361,7 +359,7 @@ Status Transfer::arrived(const PeerId& from, const link::FrameHeader& header, Bu
   const auto it = sources_.find(from);
   if (it == sources_.end()) return {};
   if (header.segment == kManifestSegment) {
-    manifest_placed_ = false;
+    if (manifest_ == Request::placed) manifest_ = Request::asked;
     if (phase_ == Phase::manifest && buffer)
       take_manifest(from, {buffer.data(), header.payload_bytes});
     return {};
@@ -409,7 +407,7 @@ void Transfer::voided(const PeerId& from, const link::FrameHeader& header) {
 void Transfer::interrupted(const link::FrameHeader& header) {
   if (!active_ || SyncId{header.key.admission, header.key.sequence} != id_) return;
   if (header.segment == kManifestSegment) {
-    manifest_placed_ = false;
+    if (manifest_ == Request::placed) manifest_ = Request::asked;
   } else if (plan_) {
     plan_->unplace(header.segment);
   }
@@ -523,7 +521,8 @@ void Transfer::read_from(const PeerId& peer) {
     }
   }
   source.located = std::move(later);
-  Parallel& parallel = options_.parallel != nullptr ? *options_.parallel : serial_;
+  Serial serial;
+  Parallel& parallel = options_.parallel != nullptr ? *options_.parallel : serial;
   parallel.run(readings.size(), [&](std::size_t i) {
     Reading& reading = readings[i];
     const FetchPlan::Chunk& chunk = plan_->chunk(reading.number);

@@ -68,7 +68,7 @@ class NeighbourMemory {
       const PeerId& peer, std::uint64_t number) const = 0;
 };
 
-// What a sync's caller brings to its transfer.
+// The caller's part in a transfer.
 struct TransferOptions {
   bool waits = false;            // if there are replacements(), overwrites nothing before go_on()
   Parallel* parallel = nullptr;  // valid as long as the state's memory; null: one part at a time
@@ -148,6 +148,11 @@ class Transfer {
 
  private:
   enum class Phase : std::uint8_t { serving, manifest, chunks, complete };
+  enum class Request : std::uint8_t {
+    none,
+    asked,
+    placed
+  };  // placed: the answer is being received
   // A holder, as a receiver sees it.
   struct Source {
     bool up = false;
@@ -183,7 +188,6 @@ class Transfer {
   std::shared_ptr<BufferPool> pool_;
   link::Carrier& links_;
   NeighbourMemory& neighbours_;
-  Serial serial_;
   TransferEvents events_;
   bool active_ = false;
   bool over_ = false;       // `over` was reported, or this receiver has stopped
@@ -202,8 +206,7 @@ class Transfer {
   TransferOptions options_;
   std::map<PeerId, Source> sources_;
   std::vector<PeerId> order_;  // sources; the first one sends the manifest
-  bool manifest_asked_ = false;
-  bool manifest_placed_ = false;
+  Request manifest_ = Request::none;
   std::optional<FetchPlan> plan_;      // once the manifest has arrived
   std::uint64_t earlier_ = 0;          // bytes that arrived for plans that were dropped
   std::vector<wire::Member> members_;  // of the present epoch, for names
