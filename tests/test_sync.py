@@ -80,6 +80,7 @@ def test_inside_a_host_shared_arrays_are_read_where_they_are(run: Run, overwrite
     assert sum(answer["tx"] for answer in answers) == 8 * count + 8000
     assert answers[2]["digest"] == held
     assert do(late, links.say_received)[0]["bytes"] < MIB
+    assert do(late, sync_shell.wait_until_unmapped) == [{"mapped": 0}]
     # The newcomer has its own copy.
     tell(late, put("a", 0, value=5))
     again = synced(peers + late, sync())
@@ -96,6 +97,19 @@ def test_shared_arrays_that_a_newcomer_cannot_map_are_sent(run: Run) -> None:
     tell(peers, sync(until=3))
     answers = agreed(peers + late)
     assert (moved(answers), answers[2]["digest"]) == ([0, 0, 8 * count], held)
+    assert late[0].stderr().count("cannot map memory of") == 1
+
+
+@pytest.mark.shared_memory
+def test_arrays_that_a_sync_has_shared_are_reduced_where_they_are_as_well(run: Run) -> None:
+    peers, late = members(run, 2), newcomer(run)
+    synced(peers, sync({"a": shared(1 << 20, 1), "step": 0}))
+    tell(late, sync({"a": shared(1 << 20, 0), "step": 0}))
+    tell(peers, sync(until=3))
+    assert moved(agreed(peers + late)) == [0, 0, 8 << 20]
+    for value in (3.0, 9.0):
+        assert do(peers + late, partial(sync_shell.reduce_in_place, "a")) == [{"is": value}] * 3
+        assert moved(synced(peers + late, sync())) == [0, 0, 0]
 
 
 def test_a_newcomer_receives_everything_and_members_in_step_move_nothing(run: Run) -> None:

@@ -221,6 +221,51 @@ def test_memory_that_cannot_be_mapped_or_does_not_come_is_asked_for_as_bytes() -
     assert it.result() == new
 
 
+def test_memory_that_keeps_coming_is_waited_for() -> None:
+    old, new = [noise(1, 12 * CHUNK)], [noise(2, 12 * CHUNK)]
+    it = with_manifest(receiver(old, new))
+    chunks = asked(it, 1)
+    located(it, chunks[:1], memory=0)
+    for second, (chunk, following) in enumerate(zip(chunks, chunks[1:], strict=False)):
+        it.tick(second)
+        it.shared(1, chunk, new[0])
+        located(it, [following], memory=following)
+        assert it.read()
+    # Nor did it come too late when this peer was frozen meanwhile.
+    it.tick(1000)
+    assert asked(it, 1) == []
+    it.shared(1, chunks[-1], new[0])
+    assert it.read()
+    assert it.over() == (OK, "")
+    assert it.result() == new
+
+
+def test_a_holder_that_is_asked_for_bytes_has_time_to_send_them() -> None:
+    it = with_manifest(receiver([noise(1, CHUNK)], [noise(2, CHUNK)]))
+    assert asked(it, 1) == [0]
+    located(it, [0])
+    for second in (0, 3, 6, 9, 12):
+        it.tick(second)
+    assert (asked(it, 1), it.asked_for_bytes()) == ([0], True)
+    assert it.over() is None
+
+
+def test_places_do_not_outlive_a_link() -> None:
+    old, new = [noise(1, 2 * CHUNK)], [noise(2, 2 * CHUNK)]
+    it = with_manifest(receiver(old, new))
+    assert asked(it, 1) == [0, 1]
+    located(it, [0, 1], memory=3)
+    it.link(1, False)
+    it.link(1, True)
+    it.shared(1, 3, noise(3, 2 * CHUNK))
+    assert not it.read()
+    it.shared(1, 4, new[0])
+    located(it, asked(it, 1), memory=4)
+    assert it.read()
+    assert it.over() == (OK, "")
+    assert it.result() == new
+
+
 @pytest.mark.parametrize("fault", ["outside", "other bytes"])
 def test_a_holder_whose_memory_is_wrong_is_not_used_any_more(fault: str) -> None:
     old, new = [noise(1, 3 * CHUNK)], [noise(2, 3 * CHUNK)]

@@ -211,6 +211,27 @@ def sync_given(**options: Any) -> None:
     sync(**options)
 
 
+def wait_until_unmapped() -> None:
+    """Until large memory of other processes is not mapped here any more, for 20 s at most."""
+
+    def mapped() -> int:
+        lines = [line.split() for line in open("/proc/self/maps") if "memfd:pccl" in line]
+        ends = [[int(end, 16) for end in line[0].split("-")] for line in lines if line[1] == "r--s"]
+        return sum(end - begin for begin, end in ends if end - begin >= 64 << 20)
+
+    until = time.monotonic() + 20
+    while mapped() and time.monotonic() < until:
+        time.sleep(0.02)
+    say(mapped=mapped())
+
+
+def reduce_in_place(key: str) -> None:
+    """Sums an array of the state over all members."""
+    pccl.allreduce(state[key], out=state[key])
+    assert (state[key] == state[key][0]).all()
+    say(**{"is": float(state[key][0])})
+
+
 # Changes of the state. A path is a list of keys.
 
 

@@ -20,7 +20,7 @@ struct Hash128 {
                                     std::span<const iovec> parts);
 [[nodiscard]] Hash128 xxh3_128(std::span<const std::uint8_t> bytes);
 // Copies memory in one pass and returns the XXH3-128 of what it has written, also if `from` changes
-// meanwhile. The caches keep neither.
+// meanwhile. The target is written past the caches, where the processor can.
 [[nodiscard]] Hash128 copy_xxh3_128(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes);
 
 // The functions above for one instruction set. They give the same hashes.

@@ -2,9 +2,6 @@
 // those of xxHash by XXH_INLINE_ALL.
 #include <xxhash.h>
 
-#include <algorithm>
-#include <array>
-
 #include "pccl/base/copy.h"
 #include "pccl/digest/xxh3.h"
 
@@ -27,14 +24,14 @@ Hash128 hash128(const void* data, std::size_t bytes) {
 
 // Through a buffer that stays in the first cache. The target is neither read nor cached.
 Hash128 copy128(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) {
-  alignas(64) std::array<std::uint8_t, 16 << 10> piece;
+  alignas(64) std::uint8_t piece[16 << 10];  // NOLINT: no inline functions of std::array here
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
-  for (std::size_t at = 0; at < bytes; at += piece.size()) {
-    const std::size_t size = std::min(piece.size(), bytes - at);
-    copy(piece.data(), from + at, size);
-    XXH3_128bits_update(&state, piece.data(), size);
-    copy_past_cache(to + at, piece.data(), size);
+  for (std::size_t at = 0; at < bytes; at += sizeof piece) {
+    const std::size_t size = bytes - at < sizeof piece ? bytes - at : sizeof piece;
+    copy(piece, from + at, size);
+    XXH3_128bits_update(&state, piece, size);
+    copy_past_cache(to + at, piece, size);
   }
   const XXH128_hash_t hash = XXH3_128bits_digest(&state);
   return {hash.low64, hash.high64};

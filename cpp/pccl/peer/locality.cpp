@@ -359,8 +359,9 @@ std::optional<state::SharedBytes> Locality::share(const PeerId& peer, const std:
   const std::uint64_t number = place->chunk->number;
   if (!shared_.contains(number)) {
     if (shared_.size() >= kMaxArrays) return std::nullopt;
-    shared_[number].chunk = place->chunk;  // other neighbours may lack it
+    shared_[number].chunk = place->chunk;
   }
+  transferring_ = true;
   (void)give_array(peer, neighbours_.at(peer), *place->chunk);
   return state::SharedBytes{number, place->offset};
 }
@@ -398,11 +399,13 @@ Locality::Unmapped Locality::unmapped() const {
   return any;
 }
 
-// Withdraws the arrays that are gone here, so that neighbours unmap their memory.
+// Withdraws the arrays that are gone here, or were only needed for a transfer of state, so that
+// neighbours unmap their memory.
 void Locality::forget_arrays() {
   std::size_t left = kMaxNewArrays;
   for (auto it = shared_.begin(); it != shared_.end() && left > 0;) {
-    if (!it->second.chunk.expired()) {
+    const bool needed = it->second.given != 0 || transferring_;
+    if (needed && !it->second.chunk.expired()) {
       ++it;
       continue;
     }

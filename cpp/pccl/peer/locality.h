@@ -97,6 +97,7 @@ class Locality final : public state::NeighbourMemory, private memory::LocalHost 
                                                         std::uint64_t bytes) override;
   [[nodiscard]] std::optional<std::span<const std::uint8_t>> memory_of(
       const PeerId& peer, std::uint64_t number) const override;
+  void stop_sharing() override { transferring_ = false; }
   // The plan has all members on this host: operations start in memory.
   [[nodiscard]] bool active() const { return active_; }
   [[nodiscard]] memory::LocalGroup& group() { return group_; }
@@ -178,12 +179,14 @@ class Locality final : public state::NeighbourMemory, private memory::LocalHost 
   memory::RegionPtr scratch_;
   std::uint64_t scratch_number_ = 0;
   std::size_t scratch_wanted_ = 0;  // the largest request since scratch_since_
-  // Arrays that neighbours were given. `given`: the value of gifts_ when all of them had it.
+  // Arrays that neighbours were given. `given`: the value of gifts_ when all of them had it; 0:
+  // only for a transfer of state.
   struct Shared {
     std::weak_ptr<const memory::Chunk> chunk;
     std::uint64_t given = 0;
   };
   std::map<std::uint64_t, Shared> shared_;
+  bool transferring_ = false;
   // Grows when a neighbour may lack arrays: it connected, or an epoch began.
   std::uint64_t gifts_ = 1;
   Instant scratch_since_{};  // when it was made, or last used to a large part

@@ -51,7 +51,7 @@ class FetchPlan {
     // If it overwrites a chunk of our own: the entry and the hash.
     LocalEntry* entry = nullptr;
     wire::Digest* hash = nullptr;
-    bool placed = false;  // a frame with it is being received
+    bool placed = false;  // it is being received
   };
 
   // Compares the elected state with `mine`, whose chunks are in `my_index`. `newcomer`: loose
@@ -83,7 +83,7 @@ class FetchPlan {
   // -- receiving
   // REQUIRES: the chunk is part of the plan.
   [[nodiscard]] const Chunk& chunk(std::uint32_t number) const { return chunks_.at(number); }
-  // A frame with this chunk begins to arrive: from now on its memory changes.
+  // The chunk is about to be received: from now on its memory changes.
   void place(std::uint32_t number);
   // A frame with this chunk did not arrive. Does nothing if the chunk is not part of the plan.
   void unplace(std::uint32_t number);

@@ -98,6 +98,7 @@ std::unique_ptr<Update> Transfer::end() {
   clients_.clear();
   fetches_.clear();
   options_ = {};
+  neighbours_.stop_sharing();
   return update;
 }
 
@@ -168,7 +169,6 @@ void Transfer::link_down(const PeerId& peer, const link::UnsentBytes& unsent) {
   const auto it = sources_.find(peer);
   if (it == sources_.end()) return;
   it->second.up = false;
-  it->second.located.clear();
   retry(std::exchange(it->second.asked, {}));
   if (!order_.empty() && peer == order_.front()) manifest_ = Request::none;
   ask();  // the other sources
@@ -178,8 +178,9 @@ void Transfer::link_down(const PeerId& peer, const link::UnsentBytes& unsent) {
 bool Transfer::busy(const PeerId& peer, const Source& source) const {
   if (!source.up) return true;
   if (phase_ == Phase::manifest) return manifest_ != Request::asked || peer != order_.front();
-  return source.asked.empty() ||
-         std::ranges::any_of(source.asked, [&](auto chunk) { return plan_->chunk(chunk).placed; });
+  return source.asked.empty() || std::ranges::any_of(source.asked, [&](const Asked& asked) {
+           return plan_->chunk(asked.number).placed;
+         });
 }
 
 void Transfer::on_time(Instant now, Duration limit) {
@@ -188,9 +189,9 @@ void Transfer::on_time(Instant now, Duration limit) {
   if (!receiving()) return;
   std::vector<PeerId> silent;
   for (auto& [peer, source] : sources_) {
-    if (source.located.empty()) {
+    if (!source.reads()) {
       source.unread_since.reset();
-    } else if (!source.unread_since) {
+    } else if (frozen || !source.unread_since) {
       source.unread_since = now;
     } else if (now - *source.unread_since >= kMemoryPatience) {
       ask_for_bytes(peer, source);
@@ -229,10 +230,7 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
     // Another holder's loose entries may differ: start again with its manifest.
     release();
     phase_ = Phase::manifest;
-    for (auto& [id, source] : sources_) {
-      source.asked.clear();
-      source.located.clear();
-    }
+    for (auto& [id, source] : sources_) source.asked.clear();
     drop_plan();
   }
   if (phase_ == Phase::manifest) {
@@ -273,13 +271,12 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
 // The memory of chunks that a source has located cannot be read.
 void Transfer::ask_for_bytes(const PeerId& peer, Source& source) {
   Fetch fetch;
-  fetch.bytes = true;
-  for (const Located::Chunk& chunk : std::exchange(source.located, {})) {
-    if (std::ranges::find(source.asked, chunk.number) != source.asked.end())
-      fetch.chunks.push_back(chunk.number);
-  }
+  fetch.unreadable = true;
+  for (Asked& asked : source.asked)
+    if (std::exchange(asked.at, std::nullopt)) fetch.chunks.push_back(asked.number);
   source.unread_since.reset();
-  if (!fetch.chunks.empty()) send_fetch(peer, fetch);
+  source.idle_since.reset();
+  send_fetch(peer, fetch);
 }
 
 // Keeps every source's window full.
@@ -298,14 +295,16 @@ void Transfer::ask() {
       }
       if (fetch.chunks.empty()) continue;
       some = true;
-      source.asked.insert(source.asked.end(), fetch.chunks.begin(), fetch.chunks.end());
+      for (const std::uint32_t chunk : fetch.chunks) source.asked.push_back({chunk, {}});
       send_fetch(peer, fetch);
     }
   }
 }
 
-void Transfer::retry(const std::vector<std::uint32_t>& chunks) {
-  if (!chunks.empty()) plan_->retry(chunks);
+void Transfer::retry(const std::vector<Asked>& chunks) {
+  std::vector<std::uint32_t> numbers;
+  for (const Asked& asked : chunks) numbers.push_back(asked.number);
+  if (!numbers.empty()) plan_->retry(numbers);
 }
 
 void Transfer::check_over() {
@@ -339,7 +338,7 @@ link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& hea
     return placement;
   }
   Source& source = it->second;
-  if (std::ranges::find(source.asked, header.segment) == source.asked.end()) return placement;
+  if (source.find(header.segment) == nullptr) return placement;
   const FetchPlan::Chunk& chunk = plan_->chunk(header.segment);
   if (chunk.placed) return placement;  // a second copy must not overwrite the first one
   if (chunk.bytes != header.payload_bytes) {
@@ -364,7 +363,8 @@ Status Transfer::arrived(const PeerId& from, const link::FrameHeader& header, Bu
       take_manifest(from, {buffer.data(), header.payload_bytes});
     return {};
   }
-  if (std::erase(it->second.asked, header.segment) == 0) return {};
+  if (it->second.find(header.segment) == nullptr) return {};
+  it->second.received(header.segment);
   it->second.idle_since.reset();
   const FetchPlan::Chunk& chunk = plan_->chunk(header.segment);
   if (!plan_->accept(header.segment, digest({chunk.to, chunk.bytes}))) {
@@ -443,12 +443,12 @@ Status Transfer::on_fetch(const PeerId& from, const SyncId& id,
   if (client.chunks.size() + fetch.chunks.size() > kMaxClientQueue)
     return Status(Code::refused, "too many chunks requested");
   client.manifest = client.manifest || fetch.manifest;
-  client.bytes = client.bytes || fetch.bytes;
+  client.cannot_read = client.cannot_read || fetch.unreadable;
   for (const std::uint32_t chunk : fetch.chunks) {
     if (now && chunk >= my_index_->count())
       return Status(Code::refused, "a request for a chunk that does not exist");
-    // It was told where this chunk is, and has not read it.
-    if (now && fetch.bytes) tx_bytes_ -= std::min(tx_bytes_, my_index_->at(chunk).bytes);
+    // Counted when it was told where this chunk is.
+    if (now && fetch.unreadable) tx_bytes_ -= std::min(tx_bytes_, my_index_->at(chunk).bytes);
     client.chunks.push_back(chunk);
   }
   if (now) links_.wake(from);
@@ -464,26 +464,34 @@ Status Transfer::on_located(const PeerId& from, const SyncId& id,
     return Status(Code::refused, "malformed places of state");
   const auto it = sources_.find(from);
   if (!active_ || id != id_ || it == sources_.end()) return {};
-  Source& source = it->second;
-  for (const Located::Chunk& chunk : located.chunks) {
-    const bool asked = std::ranges::find(source.asked, chunk.number) != source.asked.end();
-    const bool again = std::ranges::find(source.located, chunk.number, &Located::Chunk::number) !=
-                       source.located.end();
-    if (asked && !again) source.located.push_back(chunk);
-  }
+  for (const Located::Chunk& chunk : located.chunks)
+    if (Asked* const asked = it->second.find(chunk.number)) asked->at = chunk.at;
   return {};
 }
 
 // -- memory of neighbours
 
+Transfer::Asked* Transfer::Source::find(std::uint32_t number) {
+  const auto it = std::ranges::find(asked, number, &Asked::number);
+  return it == asked.end() ? nullptr : &*it;
+}
+
+void Transfer::Source::received(std::uint32_t number) {
+  std::erase_if(asked, [&](const Asked& one) { return one.number == number; });
+}
+
+bool Transfer::Source::reads() const {
+  return std::ranges::any_of(asked, [](const Asked& one) { return one.at.has_value(); });
+}
+
 bool Transfer::has_work() const {
-  const auto is_here = [&](const PeerId& peer, const Located::Chunk& chunk) {
-    return neighbours_.memory_of(peer, chunk.at.memory).has_value();
+  const auto can_read = [&](const auto& item) {
+    const auto& [peer, source] = item;
+    return std::ranges::any_of(source.asked, [&](const Asked& asked) {
+      return asked.at && neighbours_.memory_of(peer, asked.at->memory).has_value();
+    });
   };
-  return active_ && phase_ == Phase::chunks && std::ranges::any_of(sources_, [&](const auto& item) {
-           return std::ranges::any_of(
-               item.second.located, [&](const auto& chunk) { return is_here(item.first, chunk); });
-         });
+  return active_ && phase_ == Phase::chunks && std::ranges::any_of(sources_, can_read);
 }
 
 void Transfer::read() {
@@ -501,39 +509,41 @@ void Transfer::read_from(const PeerId& peer) {
     wire::Digest found;
   };
   std::vector<Reading> readings;
-  std::vector<Located::Chunk> later;
+  std::uint64_t bytes = 0;
   bool unmapped = false;
   std::string flaw;
-  for (const Located::Chunk& chunk : std::exchange(source.located, {})) {
-    if (std::ranges::find(source.asked, chunk.number) == source.asked.end()) continue;
-    const FetchPlan::Chunk& wanted = plan_->chunk(chunk.number);
-    if (wanted.placed) continue;  // its bytes are coming
-    const auto memory = neighbours_.memory_of(peer, chunk.at.memory);
-    if (!memory || memory->empty()) {
-      unmapped = unmapped || memory;
-      later.push_back(chunk);
-    } else if (chunk.at.offset > memory->size() ||
-               wanted.bytes > memory->size() - chunk.at.offset) {
+  for (Asked& asked : source.asked) {
+    if (!asked.at) continue;
+    const FetchPlan::Chunk& chunk = plan_->chunk(asked.number);
+    const auto memory = neighbours_.memory_of(peer, asked.at->memory);
+    if (chunk.placed) {
+      asked.at.reset();  // its bytes are coming
+    } else if (!memory || memory->empty()) {
+      unmapped = unmapped || memory.has_value();
+    } else if (asked.at->offset > memory->size() ||
+               chunk.bytes > memory->size() - asked.at->offset) {
       flaw = "named a place outside of the memory that it shares";
     } else {
-      plan_->place(chunk.number);
-      readings.push_back({chunk.number, memory->data() + chunk.at.offset, {}});
+      plan_->place(asked.number);
+      readings.push_back({asked.number, memory->data() + asked.at->offset, {}});
+      bytes += chunk.bytes;
     }
   }
-  source.located = std::move(later);
   Serial serial;
-  Parallel& parallel = options_.parallel != nullptr ? *options_.parallel : serial;
-  parallel.run(readings.size(), [&](std::size_t i) {
-    Reading& reading = readings[i];
-    const FetchPlan::Chunk& chunk = plan_->chunk(reading.number);
-    reading.found = copy_digest(chunk.to, reading.from, chunk.bytes);
+  const bool shared = options_.parallel != nullptr && bytes >= kWorthSharing;
+  (shared ? *options_.parallel : serial).run(readings.size(), [&](std::size_t i) {
+    const FetchPlan::Chunk& chunk = plan_->chunk(readings[i].number);
+    readings[i].found = copy_digest(chunk.to, readings[i].from, chunk.bytes);
   });
   for (const Reading& reading : readings) {
-    std::erase(source.asked, reading.number);
+    source.received(reading.number);
     if (!plan_->accept(reading.number, reading.found))
       flaw = "has memory with a chunk that is not the one it has announced";
   }
-  if (!readings.empty()) source.idle_since.reset();
+  if (!readings.empty()) {
+    source.idle_since.reset();
+    source.unread_since.reset();
+  }
   if (!flaw.empty()) return drop_source(peer, flaw);
   if (unmapped) ask_for_bytes(peer, source);
   ask();
@@ -543,7 +553,7 @@ void Transfer::read_from(const PeerId& peer) {
 // Tells a receiver on this host where its next chunks are. False: it needs their bytes.
 bool Transfer::locate(const PeerId& to, Client& client, link::OutgoingFrame& frame) {
   Located located;
-  while (!client.bytes && !client.chunks.empty() && located.chunks.size() < kWindow) {
+  while (!client.cannot_read && !client.chunks.empty() && located.chunks.size() < kWindow) {
     const std::uint32_t number = client.chunks.front();
     const ChunkRange range = my_index_->at(number);
     const auto place =

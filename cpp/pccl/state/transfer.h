@@ -31,9 +31,12 @@ struct SyncId {
 // A receiver's request for the manifest, or for chunks by number.
 struct Fetch {
   bool manifest = false;
-  bool bytes = false;  // it cannot read the holder's memory: from now on, send bytes
+  // It cannot read these chunks in the holder's memory: from now on, their bytes are to be sent.
+  bool unreadable = false;
   std::vector<std::uint32_t> chunks;
-  static void fields(auto& self, auto& visit) { visit(self.manifest, self.bytes, self.chunks); }
+  static void fields(auto& self, auto& visit) {
+    visit(self.manifest, self.unreadable, self.chunks);
+  }
 };
 
 // Where some bytes of a peer are, for another peer of its host.
@@ -54,7 +57,7 @@ struct Located {
   static void fields(auto& self, auto& visit) { visit(self.chunks); }
 };
 
-// Memory that peers of one host let each other read. *one thread: the engine's*
+// Memory that peers of one host let each other read during a transfer. *one thread: the engine's*
 class NeighbourMemory {
  public:
   virtual ~NeighbourMemory() = default;
@@ -66,9 +69,10 @@ class NeighbourMemory {
   // No bytes: it has, and cannot be mapped.
   [[nodiscard]] virtual std::optional<std::span<const std::uint8_t>> memory_of(
       const PeerId& peer, std::uint64_t number) const = 0;
+  // The transfer is over: nobody is to read what share() has passed on for it.
+  virtual void stop_sharing() = 0;
 };
 
-// The caller's part in a transfer.
 struct TransferOptions {
   bool waits = false;            // if there are replacements(), overwrites nothing before go_on()
   Parallel* parallel = nullptr;  // valid as long as the state's memory; null: one part at a time
@@ -148,23 +152,26 @@ class Transfer {
 
  private:
   enum class Phase : std::uint8_t { serving, manifest, chunks, complete };
-  enum class Request : std::uint8_t {
-    none,
-    asked,
-    placed
-  };  // placed: the answer is being received
+  enum class Request : std::uint8_t { none, asked, placed };  // placed: it is being received
+  // A chunk that was requested and has not been received.
+  struct Asked {
+    std::uint32_t number = 0;
+    std::optional<SharedBytes> at;  // it is to be read there
+  };
   // A holder, as a receiver sees it.
   struct Source {
     bool up = false;
-    std::vector<std::uint32_t> asked;  // chunks requested and not yet received
+    std::vector<Asked> asked;
     std::optional<Instant> idle_since;
-    std::vector<Located::Chunk> located;  // of `asked`, to be read
-    std::optional<Instant> unread_since;  // their memory has not arrived
+    std::optional<Instant> unread_since;  // memory of chunks to be read has not arrived
+    [[nodiscard]] Asked* find(std::uint32_t number);
+    void received(std::uint32_t number);
+    [[nodiscard]] bool reads() const;  // some chunks are to be read
   };
   // A receiver, as a holder sees it: what it has requested.
   struct Client {
     bool manifest = false;
-    bool bytes = false;  // it cannot read our memory
+    bool cannot_read = false;  // our memory
     std::deque<std::uint32_t> chunks;
   };
   void ask();
@@ -178,7 +185,7 @@ class Transfer {
   bool locate(const PeerId& to, Client& client, link::OutgoingFrame& frame);
   void release();
   void take_manifest(const PeerId& from, std::span<const std::uint8_t> bytes);
-  void retry(const std::vector<std::uint32_t>& chunks);
+  void retry(const std::vector<Asked>& chunks);
   void drop_source(const PeerId& peer, const std::string& why);
   void drop_plan();
   void check_over();

@@ -20,7 +20,7 @@
 namespace pccl::wire {
 
 // The version of the control protocol and of the links. A peer of another version is refused.
-inline constexpr std::uint8_t kProtocolVersion = 8;
+inline constexpr std::uint8_t kProtocolVersion = 9;
 
 using Bytes = std::vector<std::uint8_t>;
 

@@ -191,6 +191,7 @@ class Play final : private link::Carrier, private state::NeighbourMemory {
                                           std::uint64_t) override {
     return reader == peer(1) ? std::optional<state::SharedBytes>({1, 0}) : std::nullopt;
   }
+  void stop_sharing() override {}
   std::optional<std::span<const std::uint8_t>> memory_of(const PeerId& of,
                                                          std::uint64_t number) const override {
     const auto& entries = theirs().state->entries;

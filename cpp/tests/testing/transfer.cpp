@@ -90,7 +90,7 @@ class Receiver final : private stripes::Carrier, private state::NeighbourMemory 
     state::Fetch fetch;
     wire::Reader reader(frame.owned);
     reader(fetch);
-    asked_for_bytes_ = fetch.bytes;
+    asked_for_bytes_ = fetch.unreadable;
     return std::pair(fetch.manifest, fetch.chunks);
   }
   // The request that next() returned last says that this peer cannot read memory.
@@ -317,6 +317,7 @@ class Receiver final : private stripes::Carrier, private state::NeighbourMemory 
     }
     return std::nullopt;
   }
+  void stop_sharing() override {}
   std::optional<std::span<const std::uint8_t>> memory_of(const PeerId& of,
                                                          std::uint64_t number) const override {
     const auto it = shared_.find({of, number});
