@@ -201,10 +201,10 @@ def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> 
 
 def test_link_frame_headers_have_these_bytes() -> None:
     assert _testing.link_sample() == bytes.fromhex(
-        "50434631 04 01 00 08 00100000 efbeadde"
+        "50434631 04 01 00 09 00100000 efbeadde"
         "0700000000000000 01 0500000000000000 0100000000000000"
         "0800000000000000 03000000 00000000 0807060504030201"
-        "00 0000 bda45ab9"
+        "00 0000 c699bb47"
     )
 
 

@@ -183,8 +183,8 @@ def test_a_chunk_is_read_when_its_memory_is_here() -> None:
     old, new = [noise(1, 3 * CHUNK)], [noise(2, 3 * CHUNK)]
     it = with_manifest(receiver(old, new))
     assert asked(it, 1) == [0, 1, 2]
-    assert it.located(1, [(0, 4, 0), (1, 5, 0), (1, 5, 0)])  # one of them is named twice
     located(it, [1], memory=4)
+    assert it.located(1, [(0, 4, 0), (1, 6, 0), (1, 5, 0)])  # the last place counts
     assert not it.read()
     it.shared(1, 5, new[0][CHUNK:])
     assert it.read()
