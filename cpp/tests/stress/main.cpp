@@ -30,6 +30,7 @@
 #include <thread>
 #include <vector>
 
+#include "pccl/memory/arrays.h"
 #include "pccl/node/communicator.h"
 #include "pccl/server/server.h"
 #include "pccl/state/manifest.h"
@@ -175,8 +176,16 @@ class Peer {
         rng_(seed),
         totals_(totals),
         states_(states),
-        sums_(sums),
-        state_(kStateBytes, static_cast<std::uint8_t>(seed)) {}
+        sums_(sums) {
+    // Others on this host read it where it is, if it can be shared.
+    const auto made = memory::make_array(kStateBytes);
+    const bool shared = seed % 3 != 0 && made;
+    if (shared) place_ = *made;
+    own_.resize(shared ? 0 : kStateBytes);
+    state_ = shared ? std::span(place_.chunk->region->data() + place_.offset, kStateBytes)
+                    : std::span(own_);
+    std::ranges::fill(state_, static_cast<std::uint8_t>(seed));
+  }
 
   // One life: join, some steps, leave. All members make the same steps in the same order, but each
   // decides how many.
@@ -215,7 +224,7 @@ class Peer {
     std::vector<std::uint8_t> count(sizeof calls_);
     std::memcpy(count.data(), &calls_, sizeof calls_);
     const auto fill = [](state::LocalEntry& entry, const char* name,
-                         std::vector<std::uint8_t>& bytes) {
+                         std::span<std::uint8_t> bytes) {
       entry.what.name = name;
       entry.what.kind = "uint8";
       entry.what.shape = {bytes.size()};
@@ -351,9 +360,11 @@ class Peer {
   Totals& totals_;
   Results& states_;
   Results& sums_;
-  std::vector<std::uint8_t> state_;
-  std::uint64_t calls_ = 0;  // part of the state
-  bool lost_ = false;        // all holders of the state have left
+  memory::Place place_;
+  std::vector<std::uint8_t> own_;
+  std::span<std::uint8_t> state_;  // in one of them
+  std::uint64_t calls_ = 0;        // part of the state
+  bool lost_ = false;              // all holders of the state have left
 };
 
 int run(Duration length, std::uint64_t seed, bool cuts) {
