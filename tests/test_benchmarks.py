@@ -256,6 +256,7 @@ def train(tmp_path: Path, *options: str) -> tuple[dict, str]:
     return json.loads(file.read_text()), done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)  # up to nine processes that import torch
 def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     methods = ["local", "ddp", "diloco", "diloco int8"]
@@ -324,6 +325,7 @@ def test_the_goal_of_a_hostile_member_is_for_one_of_eight(
     assert [goal["reached"] for goal in made] == ([False, True] if peers == 8 else [True])
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)  # up to nine processes that import torch
 def test_a_member_of_a_training_run_stalls_twice(tmp_path: Path) -> None:
     methods = ["stall", "stall quorum"]

@@ -261,6 +261,7 @@ def test_an_allreduce_over_four_hosts_is_right_and_not_far_from_the_bound(tmp_pa
     assert "\n| transatlantic (4) | 4 MiB | 0.50 |" in done.stdout
 
 
+@pytest.mark.soak
 def test_training_is_measured_over_its_links(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
