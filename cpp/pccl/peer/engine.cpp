@@ -406,6 +406,7 @@ void Engine::give_up(const CallPtr& call, Code code, Instant now) {
 void Engine::combine() {
   operations_.executor().combine();
   operations_.handle_executor(now_);
+  if (!sync_.transfer().has_work()) return;
   sync_.transfer().read();
   link_driver_.handle_sync();
 }

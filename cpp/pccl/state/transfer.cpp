@@ -495,7 +495,6 @@ bool Transfer::has_work() const {
 }
 
 void Transfer::read() {
-  if (!has_work()) return;
   for (const PeerId& peer : std::vector<PeerId>(order_)) read_from(peer);
 }
 
