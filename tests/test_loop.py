@@ -1,4 +1,4 @@
-"""The thread that drives an event loop in the background."""
+"""The threads that drive an event loop."""
 
 from __future__ import annotations
 
@@ -22,3 +22,23 @@ def test_a_loop_is_stopped_while_its_thread_works_between_two_events() -> None:
     loop.wake()
     stopping.join()
     assert ended
+
+
+def test_a_thread_polls_before_it_sleeps_while_waits_are_short() -> None:
+    rule = _testing.PollingRule()
+    assert rule.length(0) == 0  # nothing is known yet
+    rule.waited(199)
+    assert rule.length(0) == 100
+    rule.waited(200)
+    assert rule.length(0) == 0
+
+
+def test_a_thread_does_not_poll_where_other_programs_compute() -> None:
+    rule = _testing.PollingRule()
+    rule.waited(10)
+    rule.yielded(999, now=5e3)
+    assert rule.length(5e3) == 100
+    rule.yielded(1000, now=5e3)
+    assert rule.length(5e3) == 0
+    assert rule.length(1.005e6 - 1) == 0
+    assert rule.length(1.005e6) == 100

@@ -53,7 +53,7 @@ void LoopDriver::stop() {
 }
 
 void LoopDriver::wake_driver() {
-  if (polling_ && !std::exchange(woken_, true)) asio::post(context_, [] {});
+  if (in_loop_ && !std::exchange(woken_, true)) asio::post(context_, [] {});
 }
 
 void LoopDriver::take(std::unique_lock<std::mutex>& lock) {
@@ -138,6 +138,21 @@ Pace LoopDriver::between() {
   return pace;
 }
 
+// Runs the handler of the next event, unless none comes until then.
+void LoopDriver::run_next(Instant until) {
+  const Instant begin = clock_now();
+  const Instant sleep_at = std::min(until, begin + polling_.length(begin));
+  for (Instant now = begin; now < sleep_at;) {
+    if (context_.poll_one() > 0) return;
+    std::this_thread::yield();
+    const Instant after = clock_now();
+    polling_.yielded(after - now, after);
+    now = after;
+  }
+  context_.run_one_until(until);
+  polling_.waited(clock_now() - begin);
+}
+
 bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
   for (;;) {
     if (done()) return true;
@@ -157,11 +172,11 @@ bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
         continue;
       }
       if (pace != Pace::idle) continue;
-      polling_ = true;
+      in_loop_ = true;
     }
-    drive([&] { context_.run_one_until(until); });
+    drive([&] { run_next(until); });
     const std::lock_guard lock(mutex_);
-    polling_ = false;
+    in_loop_ = false;
     woken_ = false;
     polled_at_ = clock_now();
   }
@@ -173,7 +188,7 @@ void LoopDriver::background() {
   while (!stopping_) {
     const Instant now = clock_now();
     // Callers that come and go without waiting must not starve the loop.
-    const bool starving = now - polled_at_ >= kStarving && !polling_ && sleepers_ == 0;
+    const bool starving = now - polled_at_ >= kStarving && !in_loop_ && sleepers_ == 0;
     const bool thick = std::exchange(visits_, 0) > kThick;
     const auto sleep_until = [&](Instant until) {
       dozing_ = thick;
@@ -206,7 +221,7 @@ void LoopDriver::background() {
         continue;
       }
     }
-    polling_ = true;
+    in_loop_ = true;
     lock.unlock();
     drive([&] {
       if (!starving) {
@@ -220,7 +235,7 @@ void LoopDriver::background() {
       if (wanted_.load(std::memory_order_relaxed) > 0) break;
     }
     lock.lock();
-    polling_ = false;
+    in_loop_ = false;
     woken_ = false;
     polled_at_ = clock_now();
     give(lock);

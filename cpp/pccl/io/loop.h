@@ -15,6 +15,7 @@
 
 #include "pccl/base/ids.h"
 #include "pccl/base/pace.h"
+#include "pccl/io/polling.h"
 
 namespace pccl::io {
 
@@ -67,6 +68,7 @@ class LoopDriver {
   void drive(const Work& work);
   void background();
   [[nodiscard]] Pace between();
+  void run_next(Instant until);
 
   asio::io_context context_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -77,7 +79,7 @@ class LoopDriver {
   std::condition_variable changed_;     // callers that sleep in wait()
   std::condition_variable background_;  // the background thread
   bool held_ = false;                   // a thread has the turn
-  bool polling_ = false;                // the thread with the turn is inside the loop
+  bool in_loop_ = false;                // the thread with the turn is inside the loop
   bool woken_ = false;                  // the thread inside the loop was woken to leave it
   bool parked_ = false;                 // the background thread sleeps until it is woken
   bool dozing_ = false;  // the background thread sleeps longer, since callers come and go
@@ -90,6 +92,7 @@ class LoopDriver {
   std::function<void(const char*)> failed_;
   std::function<Pace()> work_between_;
   unsigned rounds_ = 0;  // of work since the last poll for events
+  Polling polling_;      // of callers
 };
 
 // The turn, for a scope.

@@ -1,11 +1,14 @@
-// An event loop that has no events, for tests/test_loop.py.
+// An event loop that has no events, and the rule of its polling, for tests/test_loop.py.
 #include "pccl/io/loop.h"
 
 #include <nanobind/nanobind.h>
 
 #include <asio/post.hpp>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+
+#include "pccl/io/polling.h"
 
 namespace nb = nanobind;
 
@@ -59,6 +62,24 @@ class HeldLoop {
   bool let_go_ = false;
 };
 
+// In microseconds.
+class PollingRule {
+ public:
+  double length(double now) const {
+    return std::chrono::duration<double, std::micro>(rule_.length(pccl::Instant(span(now))))
+        .count();
+  }
+  void waited(double length) { rule_.waited(span(length)); }
+  void yielded(double length, double now) { rule_.yielded(span(length), pccl::Instant(span(now))); }
+
+ private:
+  static pccl::Duration span(double microseconds) {
+    return std::chrono::duration_cast<pccl::Duration>(
+        std::chrono::duration<double, std::micro>(microseconds));
+  }
+  pccl::io::Polling rule_;
+};
+
 }  // namespace
 
 void bind_loop(nb::module_& m) {
@@ -69,4 +90,9 @@ void bind_loop(nb::module_& m) {
       .def("let_go", &HeldLoop::let_go)
       .def("stop", &HeldLoop::stop, Released())
       .def("wake", &HeldLoop::wake);
+  nb::class_<PollingRule>(m, "PollingRule")
+      .def(nb::init<>())
+      .def("length", &PollingRule::length, nb::arg("now"))
+      .def("waited", &PollingRule::waited, nb::arg("length"))
+      .def("yielded", &PollingRule::yielded, nb::arg("length"), nb::arg("now"));
 }
