@@ -38,15 +38,17 @@ constexpr std::string_view kAllReduce = "allreduce";
 
 // For errors: "allreduce of float32[3], sum", "all_gather of float32[3]".
 std::string described(const OperationRequest& request) {
-  std::string text = request.description;
+  std::string text;
+  text.reserve(request.description.size() + 32);
   if (request.kind != collective::Kind::all_reduce) {
-    text = std::string(collective::name(request.kind)) + " of " + text;
-  } else if (!text.starts_with(kAllReduce)) {  // the text of a compiled program begins with it
-    text = std::string(kAllReduce) + " of " + text;
+    text.append(collective::name(request.kind)).append(" of ");
+  } else if (!request.description.starts_with(kAllReduce)) {  // as a compiled program's text does
+    text.append(kAllReduce).append(" of ");
   }
+  text.append(request.description);
   if (request.kind == collective::Kind::broadcast)
-    text += ", from rank " + std::to_string(request.root);
-  if (collective::reduces(request.kind)) text += std::string(", ") + name(request.op);
+    text.append(", from rank ").append(std::to_string(request.root));
+  if (collective::reduces(request.kind)) text.append(", ").append(name(request.op));
   return text;
 }
 

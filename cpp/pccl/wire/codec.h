@@ -32,38 +32,42 @@ inline constexpr std::size_t kMaxString = 2048;
 template <class T>
 concept WireEnum = std::is_enum_v<T>;
 
+// Appends to a list of bytes: all that one call is given, when it returns.
 class Writer {
  public:
   explicit Writer(Bytes& out) : out_(out) {}
 
   template <class... Ts>
   void operator()(const Ts&... values) {
+    ++depth_;
     (put(values), ...);
+    if (--depth_ == 0) flush();
   }
 
  private:
   template <class T>
   void put(const T& value) {
     if constexpr (std::is_same_v<T, bool>) {
-      out_.push_back(value ? 1 : 0);
+      put(static_cast<std::uint8_t>(value ? 1 : 0));
     } else if constexpr (std::is_unsigned_v<T>) {
       std::array<std::uint8_t, sizeof(T)> bytes{};
       for (std::size_t i = 0; i < sizeof(T); ++i)
         bytes[i] = static_cast<std::uint8_t>(value >> (8 * i));
-      out_.insert(out_.end(), bytes.begin(), bytes.end());
+      hold(bytes);
     } else if constexpr (WireEnum<T>) {
-      out_.push_back(static_cast<std::uint8_t>(value));
+      put(static_cast<std::uint8_t>(value));
     } else {
       T::fields(value, *this);
     }
   }
   template <class Kind>
   void put(const Bits128<Kind>& bits) {
-    out_.insert(out_.end(), bits.bytes.begin(), bits.bytes.end());
+    hold(bits.bytes);
   }
   void put(const std::string& text) {
     if (text.size() > kMaxString) return put(shortened(text, kMaxString));
     put(static_cast<std::uint32_t>(text.size()));
+    flush();
     out_.insert(out_.end(), text.begin(), text.end());
   }
   template <class T>
@@ -73,11 +77,27 @@ class Writer {
   }
   template <class... Ts>
   void put(const std::variant<Ts...>& choice) {
-    out_.push_back(static_cast<std::uint8_t>(choice.index()));
+    put(static_cast<std::uint8_t>(choice.index()));
     std::visit([this](const auto& value) { put(value); }, choice);
   }
 
+  template <std::size_t N>
+  void hold(const std::array<std::uint8_t, N>& bytes) {
+    static_assert(N <= kHeld);
+    if (held_bytes_ + N > kHeld) flush();
+    std::memcpy(held_.data() + held_bytes_, bytes.data(), N);
+    held_bytes_ += N;
+  }
+  void flush() {
+    out_.insert(out_.end(), held_.data(), held_.data() + held_bytes_);
+    held_bytes_ = 0;
+  }
+
+  static constexpr std::size_t kHeld = 128;  // several numbers are appended at a time
   Bytes& out_;
+  std::array<std::uint8_t, kHeld> held_;
+  std::size_t held_bytes_ = 0;
+  unsigned depth_ = 0;  // calls within calls
 };
 
 // The values on the wire.
@@ -118,10 +138,12 @@ class Reader {
       value = byte == 1;
     } else if constexpr (std::is_unsigned_v<T>) {
       if (!need(sizeof(T))) return;
-      value = 0;
-      for (std::size_t i = 0; i < sizeof(T); ++i) {
-        value = static_cast<T>(value | (static_cast<T>(in_[at_ + i]) << (8 * i)));
-      }
+      std::array<std::uint8_t, sizeof(T)> bytes{};
+      std::memcpy(bytes.data(), in_.data() + at_, sizeof(T));
+      T read = 0;
+      for (std::size_t i = 0; i < sizeof(T); ++i)
+        read = static_cast<T>(read | (static_cast<T>(bytes[i]) << (8 * i)));
+      value = read;
       at_ += sizeof(T);
     } else if constexpr (WireEnum<T>) {
       std::uint8_t byte = 0;

@@ -480,6 +480,10 @@ template <class T>
 template <class T>
 [[nodiscard]] std::vector<std::vector<T>> in_parts(std::vector<T> items) {
   std::vector<std::vector<T>> parts;
+  if (items.size() == 1) {
+    parts.push_back(std::move(items));
+    return parts;
+  }
   std::size_t used = 0;
   for (T& item : items) {
     const std::size_t bytes = encoded_bytes(item);
