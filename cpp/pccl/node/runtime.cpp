@@ -162,11 +162,13 @@ Pace Runtime::step() {
   // Pipes last: the step before may take in what would wake them.
   const Pace local = engine_.step(clock_now());
   if (engine_.has_actions() || peers_.has_pipe_events()) act();
-  const Pace pace = std::min(local, peers_.step_pipes(local == Pace::idle));  // the more urgent one
-  if (engine_.has_actions()) {
-    act();
-    // Look at the result before anybody sleeps.
-    if (peers_.has_pipes()) return Pace::working;
+  Pace pace = local;
+  if (peers_.has_pipes()) {
+    pace = std::min(local, peers_.step_pipes(local == Pace::idle));  // the more urgent one
+    if (engine_.has_actions()) {
+      act();
+      return Pace::working;  // look at the result before anybody sleeps
+    }
   }
   if (pace == Pace::idle) arm_timer({});  // it may have begun to wait for something
   return pace;
