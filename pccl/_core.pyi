@@ -269,7 +269,7 @@ class Communicator:
         self,
         tree: object,
         out: object,
-        op: int,
+        op: object,
         tag: int | None,
         timeout: float | None,
         coding: Coding | None,
@@ -278,7 +278,8 @@ class Communicator:
 
         None, and nothing is started, unless `tree` is a plain array or dicts, lists and tuples of such: a
         NumPy array of one of the twelve number types, C-contiguous and not empty; `out` has the same, writable,
-        or is None for new ones; each pair is the same memory, or overlaps nothing else.
+        or is None for new ones; each pair is the same memory, or overlaps nothing else; and `op` is a `ReduceOp`
+        or its name, and fits.
         Structure and description are those of `pccl.tree`, with the words of `coding`, which is
         `pccl.quantize.Coding`.
         """
@@ -287,7 +288,7 @@ class Communicator:
         self,
         tree: object,
         out: object,
-        op: int,
+        op: object,
         tag: int | None,
         timeout: float | None,
         coding: Coding | None,

@@ -319,14 +319,16 @@ class Peer(_core.Reducer):
         return self._fork != process.forks
 
     def _check_usable(self, func: str) -> None:
-        if self._fork != process.forks:  # `_is_forked`, without the call: each reduction comes here
+        if self._is_forked():
             sentence = "this process was forked; its copy of the communicator cannot be used"
             raise InvalidUsage.because(func, sentence)
         if self._closed:
             raise InvalidUsage.because(func, "this communicator is closed; make a new one")
 
     def _joined(self, func: str) -> _core.Communicator:
-        self._check_usable(func)
-        if self._engine is None:
+        engine = self._engine
+        # `_check_usable`, without the call: each reduction comes here.
+        if engine is None or self._closed or self._fork != process.forks:
+            self._check_usable(func)
             raise InvalidUsage.because(func, "not connected; call connect() first")
-        return self._engine
+        return engine

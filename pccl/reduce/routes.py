@@ -44,8 +44,14 @@ def reduce_plain(
     Returns:
         None when the call is not that simple, or is wrong. Then nothing was started.
     """
-    how = None if frameworks.in_program() else _plain(tree, op, quantize)
-    return None if how is None else engine.reduce_tree(tree, out, how[0], tag, timeout, how[1])
+    if frameworks.in_program():
+        return None
+    coding = None
+    if quantize is not None:
+        coding = _plain_coding(op, quantize)
+        if coding is None:
+            return None
+    return engine.reduce_tree(tree, out, op, tag, timeout, coding)
 
 
 def start_plain(
@@ -58,8 +64,14 @@ def start_plain(
     timeout: float | None,
 ) -> tuple[_core.Operation, Any] | None:
     """The same, begun: with the result, which is complete when the operation is done."""
-    how = None if frameworks.in_program() else _plain(tree, op, quantize)
-    return None if how is None else engine.start_tree(tree, out, how[0], tag, timeout, how[1])
+    if frameworks.in_program():
+        return None
+    coding = None
+    if quantize is not None:
+        coding = _plain_coding(op, quantize)
+        if coding is None:
+            return None
+    return engine.start_tree(tree, out, op, tag, timeout, coding)
 
 
 def collect_plain(
@@ -85,7 +97,7 @@ def collect_plain(
     """
     if type(array) is not np.ndarray or frameworks.in_program():
         return None
-    code = _plain_code(array, op)
+    code = _op_code(op)
     if code is None:
         return None
     return engine.collect(
@@ -93,29 +105,16 @@ def collect_plain(
     )
 
 
-def _plain(
-    tree: object, op: ReduceOp | str, quantize: object
-) -> tuple[int, quantization.Coding | None] | None:
-    """The op's code and the `Coding` of `quantize`.
-
-    Returns:
-        None when only the general route can take the call, or refuse it.
-    """
-    code = _plain_code(tree, op)
-    if code is None:
-        return None
-    if quantize is None:
-        return code, None
+def _plain_coding(op: ReduceOp | str, quantize: object) -> quantization.Coding | None:
+    """How elements are sent; None when only the general route can take the call, or refuse it."""
     how = quantization.find(quantize)
-    if how is None or how.error_feedback or code == ReduceOp.PROD:
+    if how is None or how.error_feedback or _op_code(op) in (None, ReduceOp.PROD):
         return None
-    return code, quantization.coding(how)
+    return quantization.coding(how)
 
 
-def _plain_code(tree: object, op: ReduceOp | str) -> int | None:
-    """The op's code, if the engine may take both as they are."""
-    if type(tree) not in (np.ndarray, dict, list, tuple):
-        return None
+def _op_code(op: ReduceOp | str) -> int | None:
+    """The op's code, if the engine may take it as it is."""
     return OP_CODES.get(op) if type(op) is ReduceOp or type(op) is str else None
 
 

@@ -85,16 +85,16 @@ void quantize(peer::OperationRequest& request, const Quantized& how, const char*
                              const Seconds& timeout);
 
 // -- the fast path: one native call, since a small reduction takes no longer than the general
-// path's preparation. The simple API, for plain arrays (plain.h). With other arrays nothing is
-// started, and nothing returned.
+// path's preparation. The simple API, for plain arrays (plain.h) and a `ReduceOp` or its name. With
+// anything else nothing is started, and nothing returned.
 
 // A whole operation: its result, and its outcome.
 [[nodiscard]] std::optional<std::pair<nb::object, Info>> reduce_tree(
-    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, nb::handle op,
     nb::handle tag, Seconds timeout, const Coding& coding);
 // An operation that has begun, and its result, which is complete when it is done.
 [[nodiscard]] std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tree(
-    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, nb::handle op,
     nb::handle tag, Seconds timeout, const Coding& coding);
 
 // A collective other than an all-reduce, of one array; no tree. Level 1: `out` is given, in any

@@ -90,11 +90,13 @@ bool complete(Plain& plain, int op, nb::handle tag, int level) {
 }
 
 // The request of an all-reduce of the simple API. Nothing: the general path can tell why.
-std::optional<Plain> whole_tree(nb::handle tree, nb::handle out, int op, nb::handle tag,
+std::optional<Plain> whole_tree(nb::handle tree, nb::handle out, nb::handle op, nb::handle tag,
                                 const Coding& coding) {
+  const int code = code_of(op);
+  if (code < 0) return std::nullopt;
   std::optional<Plain> plain =
       plain_tree(tree, out, coding ? std::string_view(coding->second) : std::string_view());
-  if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
+  if (!plain || !complete(*plain, code, tag, 2)) return std::nullopt;
   if (coding) quantize(plain->request, coding->first, function_of(2));
   return plain;
 }
@@ -175,7 +177,7 @@ nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handl
 }  // namespace
 
 std::optional<std::pair<nb::object, Info>> reduce_tree(
-    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, nb::handle op,
     nb::handle tag, Seconds timeout, const Coding& coding) {
   std::optional<Plain> plain = whole_tree(tree, out, op, tag, coding);
   if (!plain) return std::nullopt;
@@ -185,7 +187,7 @@ std::optional<std::pair<nb::object, Info>> reduce_tree(
 }
 
 std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tree(
-    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, nb::handle op,
     nb::handle tag, Seconds timeout, const Coding& coding) {
   std::optional<Plain> plain = whole_tree(tree, out, op, tag, coding);
   if (!plain) return std::nullopt;
