@@ -156,6 +156,93 @@ def skeleton(tree: object) -> object:
     return None if tree is None else (type(tree), tree.dtype, tree.shape)
 
 
+def first_tree() -> dict[str, Any]:
+    return {"a": np.ones(2, np.float32), "b": [np.ones(3), (np.ones(1, "u1"), None)]}
+
+
+LIKE_THE_FIRST: dict[str, Callable[[], Any]] = {
+    "the same": first_tree,
+    "another order": lambda: dict(reversed(first_tree().items())),
+    "another last key": lambda: {"a": first_tree()["a"], "c": first_tree()["b"]},
+    "another dtype": lambda: first_tree() | {"a": np.ones(2, np.int32)},
+    "another length": lambda: first_tree() | {"a": np.ones(3, np.float32)},
+    "another shape": lambda: first_tree() | {"a": np.ones((1, 2), np.float32)},
+    "a tuple for the list": lambda: first_tree() | {"b": tuple(first_tree()["b"])},
+    "a longer list": lambda: first_tree() | {"b": [*first_tree()["b"], np.ones(1)]},
+    "an array for None": lambda: first_tree() | {"b": [np.ones(3), (np.ones(1, "u1"), np.ones(4))]},
+    "None for an array": lambda: first_tree() | {"a": None},
+    "a dict for an array": lambda: first_tree() | {"a": {"": np.ones(2, np.float32)}},
+}
+SAME_STRUCTURE = {"the same", "another order", "a tuple for the list"}
+
+
+@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("name", LIKE_THE_FIRST)
+def test_a_tree_may_be_like_one_before(
+    pair: Pair, ways: list[bool], general: Callable[[], None], name: str, with_out: bool
+) -> None:
+    def call(comm: pccl.Communicator) -> object:
+        pccl.allreduce(first_tree(), comm=comm)
+        out = dict(reversed(LIKE_THE_FIRST[name]().items())) if with_out else None
+        result = pccl.allreduce(LIKE_THE_FIRST[name](), out=out, comm=comm)
+        assert out is None or result is out
+        return result
+
+    told = both(pair, call, call)
+    assert ways == [True] * 4
+    general()
+    for result, expected in zip(told, both(pair, call, call), strict=True):
+        assert skeleton(result) == skeleton(expected)
+        for made, leaf in zip(
+            *(trees.flatten(x, "").leaves for x in (result, expected)), strict=True
+        ):
+            np.testing.assert_array_equal(made, leaf)
+
+
+@pytest.mark.parametrize("name", sorted(set(LIKE_THE_FIRST) - SAME_STRUCTURE))
+def test_a_tree_like_one_before_does_not_match_it(
+    pair: Pair, general: Callable[[], None], name: str
+) -> None:
+    def first(comm: pccl.Communicator) -> object:
+        return pccl.allreduce(first_tree(), comm=comm)
+
+    def other(comm: pccl.Communicator) -> object:
+        return pccl.allreduce(LIKE_THE_FIRST[name](), comm=comm)
+
+    both(pair, first, first)
+    plainly = both(pair, first, other)
+    general()
+    for error, expected in zip(plainly, both(pair, first, other), strict=True):
+        assert type(error) is type(expected) is pccl.MismatchedCall
+        words, others = (re.sub(r"#\d+", "#n", str(one)) for one in (error, expected))
+        assert words == others
+
+
+def test_many_different_trees_follow_each_other(pair: Pair, ways: list[bool]) -> None:
+    def call(comm: pccl.Communicator) -> object:
+        for number in [*range(12), *reversed(range(12))]:
+            tree = {f"{number}.{i}": np.full(2 + i, number) for i in range(3)}
+            result = pccl.allreduce(tree, comm=comm)
+            assert list(result) == list(tree)
+            for key, array in tree.items():
+                np.testing.assert_array_equal(result[key], WORLD * array)
+        return None
+
+    assert both(pair, call, call) == [None, None]
+    assert all(ways)
+
+
+def test_an_array_that_cannot_be_written_is_refused_for_a_known_tree(pair: Pair) -> None:
+    def call(comm: pccl.Communicator) -> object:
+        tree = first_tree()
+        pccl.allreduce(tree, out=tree, comm=comm)
+        tree["a"].flags.writeable = False
+        return pccl.allreduce(tree, out=tree, comm=comm)
+
+    for error in both(pair, call, call):
+        assert isinstance(error, pccl.InvalidArgument) and "['a']" in str(error)
+
+
 @pytest.mark.parametrize("quantize", [None, "int4", pccl.Quantize("uint8", block=128)])
 @pytest.mark.parametrize("name", TREES)
 def test_a_member_may_go_the_plain_way_and_another_the_general_one(

@@ -1,45 +1,48 @@
 #include "pccl/bindings/plain.h"
 
-#include <nanobind/ndarray.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace pccl::bindings {
 namespace {
 
-using Input = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-using Output = nb::ndarray<nb::c_contig, nb::device::cpu>;
-
 constexpr int kMaxDepth = 64;
-constexpr std::size_t kDescribed = 3;  // as pccl.tree
+constexpr std::size_t kDescribed = 3;       // as pccl.tree
+constexpr std::size_t kMaxDimensions = 64;  // NumPy has as many
 
 // Looked up once.
 struct Python {
   nb::object ndarray = nb::module_::import_("numpy").attr("ndarray");
+  // The property of all arrays, and how to get its value: without looking for it in the type.
+  nb::object array_struct = ndarray.attr("__array_struct__");
+  descrgetfunc get =
+      reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(array_struct.ptr()), Py_tp_descr_get));
+  nb::object copy = nb::str("copy");
+  nb::object shape = nb::str("shape");
+  nb::object dtype = nb::str("dtype");
   nb::object new_array = nb::module_::import_("numpy").attr("empty");
   nb::object pooled_array = nb::module_::import_("pccl.result_pool").attr("empty");
   std::size_t pooled = nb::cast<std::size_t>(  // bytes
       nb::module_::import_("pccl.result_pool").attr("POOLED"));
-  // Types of other packages: their names, and types of the same size.
+  // Types of other packages, by their names.
   struct Foreign {
     nb::object name;
-    nb::object like;
     DataType type;
   };
-  Foreign foreign[3] = {
-      {nb::str("bfloat16"), nb::module_::import_("numpy").attr("uint16"), DataType::bfloat16},
-      {nb::str("float8_e4m3fn"), nb::module_::import_("numpy").attr("uint8"),
-       DataType::float8_e4m3fn},
-      {nb::str("float8_e5m2"), nb::module_::import_("numpy").attr("uint8"), DataType::float8_e5m2}};
+  Foreign foreign[3] = {{nb::str("bfloat16"), DataType::bfloat16},
+                        {nb::str("float8_e4m3fn"), DataType::float8_e4m3fn},
+                        {nb::str("float8_e5m2"), DataType::float8_e5m2}};
 };
 
 const Python& python() { return immortal<Python>(); }
@@ -48,47 +51,108 @@ const nb::object& maker(std::size_t bytes) {
   return bytes < python().pooled ? python().new_array : python().pooled_array;
 }
 
-std::optional<DataType> data_type(nb::dlpack::dtype given) {
-  using Kind = nb::dlpack::dtype_code;
+nb::object attribute(nb::handle object, const nb::object& name) {
+  PyObject* const found = run_python([&] { return PyObject_GetAttr(object.ptr(), name.ptr()); });
+  if (found == nullptr) throw nb::python_error();
+  return nb::steal(found);
+}
+
+// A new array of the shape and type of `array`, which is contiguous. To copy a small one takes a
+// third of the time of asking it for both.
+nb::object new_like(nb::handle array, std::size_t bytes) {
+  constexpr std::size_t kCopied = 1024;
+  if (bytes <= kCopied) return call_with(attribute(array, python().copy));
+  return call_with(maker(bytes), attribute(array, python().shape),
+                   attribute(array, python().dtype));
+}
+
+// What `__array_struct__` points to: NumPy's array interface protocol, version 3. It takes a
+// quarter of the time that DLPack takes.
+struct ArrayStruct {
+  int two;  // the version's mark
+  int dimensions;
+  char kind;
+  int item_bytes;
+  int flags;
+  std::intptr_t* shape;
+  std::intptr_t* strides;
+  void* data;
+  PyObject* description;
+
+  static constexpr int kContiguous = 0x1;  // in C's order
+  static constexpr int kNative = 0x200;    // byte order
+  static constexpr int kWritable = 0x400;
+};
+
+std::optional<DataType> data_type(char kind, int item_bytes) {
   struct Known {
-    Kind kind;
-    unsigned bits;
+    char kind;
+    int bytes;
     DataType type;
   };
   static constexpr Known kKnown[] = {
-      {Kind::Float, 32, DataType::float32},     {Kind::Float, 64, DataType::float64},
-      {Kind::Float, 16, DataType::float16},     {Kind::Int, 8, DataType::int8},
-      {Kind::Int, 16, DataType::int16},         {Kind::Int, 32, DataType::int32},
-      {Kind::Int, 64, DataType::int64},         {Kind::UInt, 8, DataType::uint8},
-      {Kind::UInt, 16, DataType::uint16},       {Kind::UInt, 32, DataType::uint32},
-      {Kind::UInt, 64, DataType::uint64},       {Kind::Bool, 8, DataType::boolean},
-      {Kind::Complex, 64, DataType::complex64}, {Kind::Complex, 128, DataType::complex128}};
-  for (const Known& known : kKnown) {
-    if (given.lanes == 1 && given.bits == known.bits && static_cast<Kind>(given.code) == known.kind)
-      return known.type;
-  }
+      {'f', 4, DataType::float32},   {'f', 8, DataType::float64},    {'f', 2, DataType::float16},
+      {'i', 1, DataType::int8},      {'i', 2, DataType::int16},      {'i', 4, DataType::int32},
+      {'i', 8, DataType::int64},     {'u', 1, DataType::uint8},      {'u', 2, DataType::uint16},
+      {'u', 4, DataType::uint32},    {'u', 8, DataType::uint64},     {'b', 1, DataType::boolean},
+      {'c', 8, DataType::complex64}, {'c', 16, DataType::complex128}};
+  for (const Known& known : kKnown)
+    if (known.kind == kind && known.bytes == item_bytes) return known.type;
   return std::nullopt;
 }
 
-// Finds an array's memory, and its element type. No implicit conversion, which would make a copy:
-// results would go to the copy.
-template <class Array>
-std::optional<DataType> see(nb::handle given, Array& seen) {
+// The memory of a NumPy array. `lengths` has `dimensions` values.
+struct Seen {
+  void* data = nullptr;
+  std::size_t size = 0;  // elements
+  std::size_t nbytes = 0;
+  std::size_t dimensions = 0;
+  std::array<std::int64_t, kMaxDimensions> lengths;
+
+  [[nodiscard]] std::span<const std::int64_t> shape() const { return {lengths.data(), dimensions}; }
+};
+
+// Fills in `seen` if the array is contiguous, in native byte order and, if asked for, writable. The
+// type is nothing for one of another package.
+struct Look {
+  bool usable = false;
+  std::optional<DataType> type;
+};
+Look look_at(nb::handle array, bool writable, Seen& seen) {
+  const auto& py = python();
+  const nb::object capsule = nb::steal(
+      run_python([&] { return py.get(py.array_struct.ptr(), array.ptr(), py.ndarray.ptr()); }));
+  if (!capsule.is_valid()) throw nb::python_error();
+  const auto* const found =
+      static_cast<const ArrayStruct*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (found == nullptr) throw nb::python_error();
+  const int needed =
+      ArrayStruct::kContiguous | ArrayStruct::kNative | (writable ? ArrayStruct::kWritable : 0);
+  if (found->two != 2 || (found->flags & needed) != needed ||
+      static_cast<std::size_t>(found->dimensions) > kMaxDimensions)
+    return {};
+  seen.data = found->data;
+  seen.dimensions = static_cast<std::size_t>(found->dimensions);
+  seen.size = 1;
+  for (std::size_t i = 0; i < seen.dimensions; ++i) {
+    seen.lengths[i] = found->shape[i];
+    seen.size *= static_cast<std::size_t>(found->shape[i]);
+  }
+  seen.nbytes = seen.size * static_cast<std::size_t>(found->item_bytes);
+  return {true, data_type(found->kind, found->item_bytes)};
+}
+
+// Finds an array's memory, and its element type. Never makes a copy: results would go to it.
+std::optional<DataType> see(nb::handle given, bool writable, Seen& seen) {
   if (!given.type().is(python().ndarray)) return std::nullopt;
-  if (nb::try_cast(given, seen, false)) return data_type(seen.dtype());
-  // NumPy's array interfaces do not carry types of other packages.
-  const nb::object name = get_attribute(get_attribute(given, "dtype"), "name");
+  const Look look = look_at(given, writable, seen);
+  if (!look.usable || look.type) return look.type;
+  const nb::object name = get_attribute(attribute(given, python().dtype), "name");
   for (const Python::Foreign& foreign : python().foreign) {
-    if (!name.equal(foreign.name)) continue;
-    if (!nb::try_cast(given.attr("view")(foreign.like), seen, false)) return std::nullopt;
-    return foreign.type;
+    if (name.equal(foreign.name) && seen.nbytes == seen.size * element_size(foreign.type))
+      return foreign.type;
   }
   return std::nullopt;
-}
-
-template <class Array>
-std::span<const std::int64_t> shape_of(const Array& array) {
-  return {array.shape_ptr(), array.ndim()};
 }
 
 void append(std::string& text, std::span<const std::int64_t> shape, std::string_view between) {
@@ -134,10 +198,10 @@ void append_structure(std::string& text, std::string_view path, DataType type,
   text += shape.size() == 1 ? ",)" : ")";
 }
 
-bool add(Plain& plain, nb::handle send, nb::handle recv, const Input& from, const Output& to,
+bool add(Plain& plain, nb::handle send, nb::handle recv, const Seen& from, const Seen& to,
          DataType type) {
-  if (from.size() == 0) return false;
-  plain.request.arrays.push_back({from.data(), to.data(), from.size(), type});
+  if (from.size == 0) return false;
+  plain.request.arrays.push_back({from.data, to.data, from.size, type});
   if (plain.in_use.empty()) plain.in_use.reserve(2);
   plain.in_use.emplace_back(nb::borrow(send));
   plain.in_use.emplace_back(nb::borrow(recv));
@@ -175,6 +239,48 @@ bool apart(const std::vector<collective::ArrayRef>& arrays) {
   return true;
 }
 
+bool add_leaf(Plain& plain, nb::handle node, nb::handle target, const Seen& from, DataType type) {
+  if (target.is(node)) return add(plain, node, target, from, from, type);
+  Seen to;
+  return see(target, true, to) == type && std::ranges::equal(from.shape(), to.shape()) &&
+         add(plain, node, target, from, to, type);
+}
+
+// Keys of plain trees, which are texts or integers: to compare them calls no Python code.
+bool same_key(nb::handle one, nb::handle other) {
+  if (one.is(other)) return true;
+  if (PyUnicode_CheckExact(one.ptr()) != 0 && PyUnicode_CheckExact(other.ptr()) != 0)
+    return PyUnicode_Compare(one.ptr(), other.ptr()) == 0;
+  return PyLong_CheckExact(one.ptr()) != 0 && PyLong_CheckExact(other.ptr()) != 0 &&
+         PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ) == 1;
+}
+
+// Invalid: there is no such key.
+nb::object item(nb::handle dict, nb::handle key) {
+  PyObject* const found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
+  if (found == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return nb::borrow(found);
+}
+
+// The result of a walk over a tree, without its arrays. A tree with equal keys in the same order,
+// and arrays of the same types and shapes, has the same one.
+struct Outline {
+  enum class Kind : std::uint8_t { array, none, dict, list, tuple };
+  struct Node {
+    Kind kind = Kind::none;
+    DataType type = DataType::uint8;  // of an array
+    std::uint32_t count = 0;          // children; an array's dimensions
+    std::size_t first = 0;            // index into `keys` or, of an array, into `lengths`
+  };
+  std::vector<Node> nodes;            // in the walk's order
+  std::vector<nb::object> keys;       // of the dicts, in their own order
+  std::vector<std::uint32_t> places;  // by key: where it comes in the walk over its dict
+  std::vector<std::int64_t> lengths;
+  std::string coding;
+  std::uint64_t structure = 0;
+  std::string description;
+};
+
 // One walk over a tree, in an order that is the same on all members.
 class Walk {
  public:
@@ -207,13 +313,21 @@ class Walk {
       plain_.request.description += ", " + std::to_string(none_count_ - kDescribed) + " more None";
     plain_.request.description += coding_;
     plain_.result = Held(std::move(result));
+    outline_.coding = coding_;
+    outline_.structure = plain_.request.structure;
+    outline_.description = plain_.request.description;
     return std::move(plain_);
   }
+  // REQUIRES: finish() has returned something.
+  [[nodiscard]] Outline outline() { return std::move(outline_); }
 
  private:
+  using Kind = Outline::Kind;
+
   // None is a part of the structure.
   nb::object none(nb::handle out) {
     if (out.is_valid() && !out.is_none()) return {};
+    outline_.nodes.push_back({Kind::none});
     nones_ += '\n' + path_ + ":None";
     if (none_count_++ < kDescribed)
       named_nones_ += (none_count_ == 1 ? ", None at " : ", ") + path_;
@@ -221,22 +335,18 @@ class Walk {
   }
 
   nb::object leaf(nb::handle node, nb::handle out) {
-    Input from;
-    Output to;
-    const std::optional<DataType> type = see(node, from);
+    Seen from;
+    const std::optional<DataType> type = see(node, out.is(node), from);
     if (!type) return {};
-    const nb::object target = out.is_valid()
-                                  ? nb::borrow(out)
-                                  : call_with(maker(from.nbytes()), get_attribute(node, "shape"),
-                                              get_attribute(node, "dtype"));
-    const auto shape = shape_of(from);
-    if (see(target, to) != type || !std::ranges::equal(shape, shape_of(to)) ||
-        !add(plain_, node, target, from, to, *type)) {
-      return {};
-    }
+    const nb::object target = out.is_valid() ? nb::borrow(out) : new_like(node, from.nbytes);
+    if (!add_leaf(plain_, node, target, from, *type)) return {};
+    const auto shape = from.shape();
+    outline_.nodes.push_back(
+        {Kind::array, *type, static_cast<std::uint32_t>(shape.size()), outline_.lengths.size()});
+    outline_.lengths.insert(outline_.lengths.end(), shape.begin(), shape.end());
     if (plain_.request.arrays.size() > 1) structure_ += '\n';
     append_structure(structure_, path_, *type, shape);
-    elements_ += from.size();
+    elements_ += from.size;
     if (plain_.request.arrays.size() <= kDescribed) {
       std::string& text = plain_.request.description;
       if (!text.empty()) text += ", ";
@@ -255,7 +365,11 @@ class Walk {
       integers = integers && PyLong_CheckExact(key.ptr()) != 0;
     }
     if (!strings && !integers) return {};
+    outline_.nodes.push_back(
+        {Kind::dict, {}, static_cast<std::uint32_t>(keys.size()), outline_.keys.size()});
+    for (const nb::handle key : keys) outline_.keys.push_back(nb::borrow(key));
     if (PyList_Sort(keys.ptr()) != 0) throw nb::python_error();
+    note_places(keys);
     if (out.is_valid() && PyDict_Size(out.ptr()) != static_cast<Py_ssize_t>(keys.size())) return {};
     const auto made =
         out.is_valid() ? nb::borrow(out) : nb::steal<nb::object>(PyDict_Copy(node.ptr()));
@@ -276,10 +390,13 @@ class Walk {
     return made;
   }
 
-  static nb::object item(nb::handle dict, nb::handle key) {
-    PyObject* const found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
-    if (found == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
-    return nb::borrow(found);
+  // Notes where the keys of a dict come, which were noted last, when they are sorted.
+  void note_places(const nb::list& sorted) {
+    std::unordered_map<PyObject*, std::uint32_t> places;
+    for (const nb::handle key : sorted)
+      places.emplace(key.ptr(), static_cast<std::uint32_t>(places.size()));
+    for (std::size_t i = outline_.places.size(); i < outline_.keys.size(); ++i)
+      outline_.places.push_back(places.at(outline_.keys[i].ptr()));
   }
 
   nb::object sequence(nb::handle node, nb::handle out, bool list, int depth) {
@@ -288,6 +405,8 @@ class Walk {
     const auto targets =
         out.is_valid() ? nb::steal<nb::tuple>(PySequence_Tuple(out.ptr())) : nb::tuple();
     if (out.is_valid() && targets.size() != children.size()) return {};
+    outline_.nodes.push_back(
+        {list ? Kind::list : Kind::tuple, {}, static_cast<std::uint32_t>(children.size())});
     nb::list made;
     const std::size_t stem = path_.size();
     for (std::size_t i = 0; i < children.size(); ++i) {
@@ -311,21 +430,165 @@ class Walk {
   std::string named_nones_;
   std::size_t none_count_ = 0;
   std::uint64_t elements_ = 0;
+  Outline outline_;
+};
+
+// The same walk over a tree that may have a known outline: without sorting, and without texts.
+class Retrace {
+ public:
+  explicit Retrace(const Outline& outline) : outline_(outline) {
+    plain_.request.arrays.reserve(outline.nodes.size());
+    plain_.in_use.reserve(2 * outline.nodes.size());
+  }
+
+  std::optional<Plain> walk(nb::handle tree, nb::handle out) {
+    nb::object result = visit(tree, out);
+    if (!result.is_valid() || !apart(plain_.request.arrays)) return std::nullopt;
+    plain_.request.structure = outline_.structure;
+    plain_.request.description = outline_.description;
+    plain_.result = Held(std::move(result));
+    return std::move(plain_);
+  }
+
+ private:
+  using Kind = Outline::Kind;
+
+  // As Walk::visit. Invalid: the tree has another outline.
+  nb::object visit(nb::handle node, nb::handle out) {
+    const Outline::Node& at = outline_.nodes[next_++];
+    if (at.kind == Kind::array) return leaf(at, node, out);
+    if (at.kind == Kind::none)
+      return node.is_none() && (!out.is_valid() || out.is_none()) ? nb::none() : nb::object();
+    if (out.is_valid() && !out.type().is(node.type())) return {};
+    if (at.kind == Kind::dict) return dict(at, node, out);
+    return sequence(at, node, out);
+  }
+
+  nb::object leaf(const Outline::Node& at, nb::handle node, nb::handle out) {
+    Seen from;
+    if (see(node, out.is(node), from) != at.type) return {};
+    const auto lengths = std::span(outline_.lengths).subspan(at.first, at.count);
+    if (!std::ranges::equal(from.shape(), lengths)) return {};
+    nb::object target = out.is_valid() ? nb::borrow(out) : new_like(node, from.nbytes);
+    return add_leaf(plain_, node, target, from, at.type) ? std::move(target) : nb::object();
+  }
+
+  nb::object dict(const Outline::Node& at, nb::handle node, nb::handle out) {
+    const std::vector<nb::object> children = values(at, node);
+    if (children.size() != at.count) return {};
+    if (out.is_valid() && PyDict_Size(out.ptr()) != static_cast<Py_ssize_t>(at.count)) return {};
+    std::vector<nb::object> targets =
+        out.is_valid() ? values(at, out) : std::vector<nb::object>(at.count);
+    const bool by_key = targets.size() != at.count;  // `out` has another order
+    std::vector<nb::handle> keys(at.count);
+    for (std::size_t i = 0; i < at.count; ++i)
+      keys[outline_.places[at.first + i]] = outline_.keys[at.first + i];
+    const auto made =
+        out.is_valid() ? nb::borrow(out) : nb::steal<nb::object>(PyDict_Copy(node.ptr()));
+    for (std::size_t i = 0; i < at.count; ++i) {
+      const nb::object target = by_key ? item(out, keys[i]) : std::move(targets[i]);
+      if (out.is_valid() && !target.is_valid()) return {};
+      const nb::object result = visit(children[i], target);
+      if (!result.is_valid()) return {};
+      if (!out.is_valid() && PyDict_SetItem(made.ptr(), keys[i].ptr(), result.ptr()) != 0)
+        throw nb::python_error();
+    }
+    return made;
+  }
+
+  // The dict's values in the order of the walk; none if it has other keys, or another order.
+  std::vector<nb::object> values(const Outline::Node& at, nb::handle dict) const {
+    if (PyDict_CheckExact(dict.ptr()) == 0 ||
+        PyDict_Size(dict.ptr()) != static_cast<Py_ssize_t>(at.count))
+      return {};
+    std::vector<nb::object> found(at.count);
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t position = 0;
+    for (std::size_t i = at.first; PyDict_Next(dict.ptr(), &position, &key, &value) != 0; ++i) {
+      if (!same_key(key, outline_.keys[i])) return {};
+      found[outline_.places[i]] = nb::borrow(value);
+    }
+    return found;
+  }
+
+  nb::object sequence(const Outline::Node& at, nb::handle node, nb::handle out) {
+    const bool list = at.kind == Kind::list;
+    if ((list ? PyList_CheckExact(node.ptr()) : PyTuple_CheckExact(node.ptr())) == 0) return {};
+    const auto children = nb::steal<nb::tuple>(PySequence_Tuple(node.ptr()));
+    const auto targets =
+        out.is_valid() ? nb::steal<nb::tuple>(PySequence_Tuple(out.ptr())) : nb::tuple();
+    if (children.size() != at.count || (out.is_valid() && targets.size() != at.count)) return {};
+    nb::list made;
+    for (std::size_t i = 0; i < at.count; ++i) {
+      const nb::object result =
+          visit(children[i], out.is_valid() ? nb::handle(targets[i]) : nb::handle());
+      if (!result.is_valid()) return {};
+      if (!out.is_valid()) made.append(result);
+    }
+    if (out.is_valid()) return nb::borrow(out);
+    if (list) return made;
+    return nb::tuple(made);
+  }
+
+  const Outline& outline_;
+  std::size_t next_ = 0;  // node
+  Plain plain_;
+};
+
+// Keeps the outlines of the trees seen last. A program reduces few different ones.
+class Outlines {
+ public:
+  // The one that the tree may have; null: none.
+  [[nodiscard]] std::shared_ptr<const Outline> find(nb::handle tree, std::string_view coding) {
+    const auto it = std::find_if(known_.begin(), known_.end(), [&](const auto& outline) {
+      return outline->coding == coding && begins(*outline, tree);
+    });
+    if (it == known_.end()) return nullptr;
+    std::rotate(known_.begin(), it, it + 1);
+    return known_.front();
+  }
+  // In place of `instead`, which may be null.
+  void add(Outline outline, const std::shared_ptr<const Outline>& instead) {
+    constexpr std::size_t kKnown = 8;
+    constexpr std::size_t kMostNodes = 100'000;
+    std::erase(known_, instead);
+    if (outline.nodes.size() > kMostNodes) return;
+    if (known_.size() == kKnown) known_.pop_back();
+    known_.insert(known_.begin(), std::make_shared<const Outline>(std::move(outline)));
+  }
+
+ private:
+  static bool begins(const Outline& outline, nb::handle tree) {
+    const Outline::Node& root = outline.nodes.front();
+    const auto size = static_cast<Py_ssize_t>(root.count);
+    if (root.kind == Outline::Kind::list)
+      return PyList_CheckExact(tree.ptr()) != 0 && PyList_Size(tree.ptr()) == size;
+    if (root.kind == Outline::Kind::tuple)
+      return PyTuple_CheckExact(tree.ptr()) != 0 && PyTuple_Size(tree.ptr()) == size;
+    PyObject* key = nullptr;
+    Py_ssize_t position = 0;
+    return PyDict_CheckExact(tree.ptr()) != 0 && PyDict_Size(tree.ptr()) == size &&
+           PyDict_Next(tree.ptr(), &position, &key, nullptr) != 0 &&
+           same_key(key, outline.keys.front());
+  }
+
+  std::vector<std::shared_ptr<const Outline>> known_;  // the latest first
 };
 
 }  // namespace
 
 std::optional<Plain> plain_pair(nb::handle send, nb::handle recv) {
   Plain plain;
-  Input from;
-  Output to;
-  const std::optional<DataType> type = see(send, from);
-  if (!type || see(recv, to) != type || from.size() != to.size() ||
+  Seen from;
+  Seen to;
+  const std::optional<DataType> type = see(send, false, from);
+  if (!type || see(recv, true, to) != type || from.size != to.size ||
       !add(plain, send, recv, from, to, *type) || !apart(plain.request.arrays)) {
     return std::nullopt;
   }
   plain.request.structure = XXH3_64bits("", 0);
-  append_described(plain.request.description, *type, shape_of(from));
+  append_described(plain.request.description, *type, from.shape());
   plain.result = Held(nb::borrow(recv));
   return plain;
 }
@@ -333,10 +596,10 @@ std::optional<Plain> plain_pair(nb::handle send, nb::handle recv) {
 std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, nb::handle array,
                                  nb::handle out, bool shaped) {
   using collective::Kind;
-  Input from;
-  const std::optional<DataType> type = see(array, from);
-  if (!type || from.size() == 0 || members == 0) return std::nullopt;
-  const auto shape = shape_of(from);
+  Seen from;
+  const std::optional<DataType> type = see(array, false, from);
+  if (!type || from.size == 0 || members == 0) return std::nullopt;
+  const auto shape = from.shape();
   std::vector<std::int64_t> wanted(shape.begin(), shape.end());
   if (kind == Kind::all_gather) wanted.insert(wanted.begin(), members);
   if (collective::scatters(kind) && shaped && (wanted.empty() || wanted.front() % members != 0))
@@ -344,28 +607,28 @@ std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, n
   if (kind == Kind::reduce_scatter && shaped) wanted.front() /= members;
   const std::size_t sends = collective::scatters(kind) ? members : 1;
   const std::size_t recvs = collective::gathers(kind) ? members : 1;
-  const nb::object result = out.is_none()
-                                ? call(maker(from.nbytes() * recvs / sends),
-                                       nb::tuple(nb::cast(wanted)), get_attribute(array, "dtype"))
-                                : nb::borrow(out);
-  Output to;
-  if (see(result, to) != type || from.size() * recvs != to.size() * sends ||
-      from.size() % sends != 0 || (shaped && !std::ranges::equal(wanted, shape_of(to)))) {
+  const nb::object result =
+      out.is_none() ? call(maker(from.nbytes * recvs / sends), nb::tuple(nb::cast(wanted)),
+                           attribute(array, python().dtype))
+                    : nb::borrow(out);
+  Seen to;
+  if (see(result, true, to) != type || from.size * recvs != to.size * sends ||
+      from.size % sends != 0 || (shaped && !std::ranges::equal(wanted, to.shape()))) {
     return std::nullopt;
   }
-  const auto* const sent = static_cast<const std::uint8_t*>(from.data());
-  const auto* const received = static_cast<const std::uint8_t*>(to.data());
+  const auto* const sent = static_cast<const std::uint8_t*>(from.data);
+  const auto* const received = static_cast<const std::uint8_t*>(to.data);
   const bool in_place = kind == Kind::broadcast && sent == received;
-  if (!in_place && sent < received + to.nbytes() && received < sent + from.nbytes())
+  if (!in_place && sent < received + to.nbytes && received < sent + from.nbytes)
     return std::nullopt;
   Plain plain;
   peer::OperationRequest& request = plain.request;
   request.kind = kind;
   request.parts = members;
   if (collective::reduces(kind)) {
-    request.arrays.push_back({from.data(), to.data(), to.size(), *type});
+    request.arrays.push_back({from.data, to.data, to.size, *type});
   } else {
-    request.arrays.push_back({from.data(), to.data(), from.nbytes() / sends, DataType::uint8});
+    request.arrays.push_back({from.data, to.data, from.nbytes / sends, DataType::uint8});
   }
   plain.in_use.emplace_back(nb::borrow(array));
   plain.in_use.emplace_back(result);
@@ -378,8 +641,18 @@ std::optional<Plain> plain_parts(collective::Kind kind, std::uint32_t members, n
 }
 
 std::optional<Plain> plain_tree(nb::handle tree, nb::handle out, std::string_view coding) {
+  const nb::handle target = out.is_none() ? nb::handle() : out;
   Walk walk(coding);
-  return walk.finish(walk.visit(tree, out.is_none() ? nb::handle() : out));
+  if (tree.type().is(python().ndarray)) return walk.finish(walk.visit(tree, target));
+  static Outlines* outlines = nullptr;  // as `immortal`, but not constant
+  if (outlines == nullptr) outlines = new Outlines;
+  const std::shared_ptr<const Outline> outline = outlines->find(tree, coding);
+  if (outline != nullptr) {
+    if (std::optional<Plain> plain = Retrace(*outline).walk(tree, target)) return plain;
+  }
+  std::optional<Plain> plain = walk.finish(walk.visit(tree, target));
+  if (plain) outlines->add(walk.outline(), outline);
+  return plain;
 }
 
 }  // namespace pccl::bindings
