@@ -462,6 +462,9 @@ def test_arrays_of_any_layout_are_reduced_alike(
 
 
 REFUSED = {
+    "no tree": (None, {}),
+    "no op": (np.ones(3), {"op": None}),
+    "an op of a wrong type": (np.ones(3), {"op": ["sum"]}),
     "bool": (np.ones(3, bool), {}),
     "complex": (np.ones(3, complex), {"op": "max"}),
     "object": (np.array([1, "a"], object), {}),

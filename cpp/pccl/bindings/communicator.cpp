@@ -317,10 +317,12 @@ void bind_communicator(nb::module_& m) {
            "kind"_a = 0, "root"_a = 0, "parts"_a = 0, nb::arg("quantize").none() = nb::none(),
            "residuals"_a = nb::tuple(), "residual_members"_a = 0, "any_thread"_a = false,
            "wait"_a = false, "kept"_a = nb::none())
-      .def("reduce_tree", &reduce_tree, "tree"_a, nb::arg("out").none(), "op"_a,
-           nb::arg("tag").none(), nb::arg("timeout").none(), nb::arg("coding").none())
-      .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
-           nb::arg("tag").none(), nb::arg("timeout").none(), nb::arg("coding").none())
+      .def("reduce_tree", &reduce_tree, nb::arg("tree").none(), nb::arg("out").none(),
+           nb::arg("op").none(), nb::arg("tag").none(), nb::arg("timeout").none(),
+           nb::arg("coding").none())
+      .def("start_tree", &start_tree, nb::arg("tree").none(), nb::arg("out").none(),
+           nb::arg("op").none(), nb::arg("tag").none(), nb::arg("timeout").none(),
+           nb::arg("coding").none())
       .def("collect", &collect, nb::kw_only(), "kind"_a, "level"_a, nb::arg("array").none(),
            nb::arg("out").none(), "op"_a, nb::arg("root").none(), nb::arg("tag").none(),
            nb::arg("timeout").none())
