@@ -157,13 +157,18 @@ def skeleton(tree: object) -> object:
 
 
 def first_tree() -> dict[str, Any]:
-    return {"a": np.ones(2, np.float32), "b": [np.ones(3), (np.ones(1, "u1"), None)]}
+    return {"a": np.ones(2, np.float32), "b": [np.ones(3), (np.ones(1, "u1"), None)], "c": {}}
 
 
 LIKE_THE_FIRST: dict[str, Callable[[], Any]] = {
     "the same": first_tree,
     "another order": lambda: dict(reversed(first_tree().items())),
-    "another last key": lambda: {"a": first_tree()["a"], "c": first_tree()["b"]},
+    "another last key": lambda: {**first_tree(), "d": first_tree()["b"]},
+    "another middle key": lambda: {"a": first_tree()["a"], "bb": first_tree()["b"], "c": {}},
+    "a filled dict": lambda: first_tree() | {"c": {"w": np.ones(2)}},
+    "None for a dict": lambda: first_tree() | {"c": None},
+    "a list for a dict": lambda: first_tree() | {"c": []},
+    "an array for a dict": lambda: first_tree() | {"c": np.ones(2)},
     "another dtype": lambda: first_tree() | {"a": np.ones(2, np.int32)},
     "another length": lambda: first_tree() | {"a": np.ones(3, np.float32)},
     "another shape": lambda: first_tree() | {"a": np.ones((1, 2), np.float32)},
@@ -173,7 +178,7 @@ LIKE_THE_FIRST: dict[str, Callable[[], Any]] = {
     "None for an array": lambda: first_tree() | {"a": None},
     "a dict for an array": lambda: first_tree() | {"a": {"": np.ones(2, np.float32)}},
 }
-SAME_STRUCTURE = {"the same", "another order", "a tuple for the list"}
+SAME_STRUCTURE = {"the same", "another order", "a tuple for the list", "a list for a dict"}
 
 
 @pytest.mark.parametrize("with_out", [False, True])

@@ -474,21 +474,21 @@ class Retrace {
   }
 
   nb::object dict(const Outline::Node& at, nb::handle node, nb::handle out) {
-    const std::vector<nb::object> children = values(at, node);
-    if (children.size() != at.count) return {};
-    if (out.is_valid() && PyDict_Size(out.ptr()) != static_cast<Py_ssize_t>(at.count)) return {};
-    std::vector<nb::object> targets =
-        out.is_valid() ? values(at, out) : std::vector<nb::object>(at.count);
-    const bool by_key = targets.size() != at.count;  // `out` has another order
+    if (!has_size(at, node) || (out.is_valid() && !has_size(at, out))) return {};
+    const auto children = values(at, node);
+    if (!children) return {};
+    auto targets = out.is_valid() ? values(at, out) : std::vector<nb::object>(at.count);
+    const bool by_key = !targets;  // `out` has another order
     std::vector<nb::handle> keys(at.count);
     for (std::size_t i = 0; i < at.count; ++i)
       keys[outline_.places[at.first + i]] = outline_.keys[at.first + i];
     const auto made =
         out.is_valid() ? nb::borrow(out) : nb::steal<nb::object>(PyDict_Copy(node.ptr()));
+    if (!made.is_valid()) throw nb::python_error();
     for (std::size_t i = 0; i < at.count; ++i) {
-      const nb::object target = by_key ? item(out, keys[i]) : std::move(targets[i]);
+      const nb::object target = by_key ? item(out, keys[i]) : std::move((*targets)[i]);
       if (out.is_valid() && !target.is_valid()) return {};
-      const nb::object result = visit(children[i], target);
+      const nb::object result = visit((*children)[i], target);
       if (!result.is_valid()) return {};
       if (!out.is_valid() && PyDict_SetItem(made.ptr(), keys[i].ptr(), result.ptr()) != 0)
         throw nb::python_error();
@@ -496,17 +496,20 @@ class Retrace {
     return made;
   }
 
-  // The dict's values in the order of the walk; none if it has other keys, or another order.
-  std::vector<nb::object> values(const Outline::Node& at, nb::handle dict) const {
-    if (PyDict_CheckExact(dict.ptr()) == 0 ||
-        PyDict_Size(dict.ptr()) != static_cast<Py_ssize_t>(at.count))
-      return {};
+  static bool has_size(const Outline::Node& at, nb::handle dict) {
+    return PyDict_CheckExact(dict.ptr()) != 0 &&
+           PyDict_Size(dict.ptr()) == static_cast<Py_ssize_t>(at.count);
+  }
+
+  // The dict's values in the order of the walk; nothing if it has other keys, or another order.
+  // REQUIRES: has_size().
+  std::optional<std::vector<nb::object>> values(const Outline::Node& at, nb::handle dict) const {
     std::vector<nb::object> found(at.count);
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     Py_ssize_t position = 0;
     for (std::size_t i = at.first; PyDict_Next(dict.ptr(), &position, &key, &value) != 0; ++i) {
-      if (!same_key(key, outline_.keys[i])) return {};
+      if (!same_key(key, outline_.keys[i])) return std::nullopt;
       found[outline_.places[i]] = nb::borrow(value);
     }
     return found;
