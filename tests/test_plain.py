@@ -223,6 +223,29 @@ def test_a_tree_like_one_before_does_not_match_it(
         assert words == others
 
 
+def test_trees_that_begin_alike_take_turns(pair: Pair, ways: list[bool]) -> None:
+    def call(comm: pccl.Communicator) -> object:
+        for turn in range(4):
+            for dtype in ("f4", ml_dtypes.bfloat16, "i8"):
+                tree = [{"w": np.full(2 + turn % 2, 3, dtype)}, np.ones(3, dtype)]
+                result = pccl.allreduce(tree, comm=comm)
+                assert skeleton(result) == skeleton(tree)
+                np.testing.assert_array_equal(result[0]["w"], 3 * WORLD)
+        return None
+
+    assert both(pair, call, call) == [None, None]
+    assert all(ways)
+
+
+def test_an_output_of_another_structure_is_refused_for_a_known_tree(pair: Pair) -> None:
+    def call(comm: pccl.Communicator) -> object:
+        pccl.allreduce(first_tree(), comm=comm)
+        return pccl.allreduce(first_tree() | {"c": {"w": np.ones(2)}}, out=first_tree(), comm=comm)
+
+    for error in both(pair, call, call):
+        assert isinstance(error, pccl.InvalidArgument) and "'c'" in str(error)
+
+
 def test_many_different_trees_follow_each_other(pair: Pair, ways: list[bool]) -> None:
     def call(comm: pccl.Communicator) -> object:
         for number in [*range(12), *reversed(range(12))]:
@@ -468,8 +491,7 @@ def test_arrays_of_any_layout_are_reduced_alike(
 
 REFUSED = {
     "no tree": (None, {}),
-    "no op": (np.ones(3), {"op": None}),
-    "an op of a wrong type": (np.ones(3), {"op": ["sum"]}),
+    "None for the op": (np.ones(3), {"op": None}),
     "bool": (np.ones(3, bool), {}),
     "complex": (np.ones(3, complex), {"op": "max"}),
     "object": (np.array([1, "a"], object), {}),

@@ -57,8 +57,8 @@ nb::object attribute(nb::handle object, const nb::object& name) {
   return nb::steal(found);
 }
 
-// A new array of the shape and type of `array`, which is contiguous. To copy a small one takes a
-// third of the time of asking it for both.
+// A new array of the shape and type of `array`, which is contiguous. Copying a small one takes a
+// third of the time that asking for both takes.
 nb::object new_like(nb::handle array, std::size_t bytes) {
   constexpr std::size_t kCopied = 1024;
   if (bytes <= kCopied) return call_with(attribute(array, python().copy));
@@ -66,8 +66,8 @@ nb::object new_like(nb::handle array, std::size_t bytes) {
                    attribute(array, python().dtype));
 }
 
-// What `__array_struct__` points to: NumPy's array interface protocol, version 3. It takes a
-// quarter of the time that DLPack takes.
+// The struct that `__array_struct__` points to: NumPy's array interface protocol, version 3. It
+// takes half of the time that DLPack takes.
 struct ArrayStruct {
   int two;  // the version's mark
   int dimensions;
@@ -390,7 +390,7 @@ class Walk {
     return made;
   }
 
-  // Notes where the keys of a dict come, which were noted last, when they are sorted.
+  // Notes the sorted place of each key of the dict whose keys were noted last.
   void note_places(const nb::list& sorted) {
     std::unordered_map<PyObject*, std::uint32_t> places;
     for (const nb::handle key : sorted)
@@ -542,20 +542,22 @@ class Retrace {
 // Keeps the outlines of the trees seen last. A program reduces few different ones.
 class Outlines {
  public:
-  // The one that the tree may have; null: none.
-  [[nodiscard]] std::shared_ptr<const Outline> find(nb::handle tree, std::string_view coding) {
-    const auto it = std::find_if(known_.begin(), known_.end(), [&](const auto& outline) {
-      return outline->coding == coding && begins(*outline, tree);
-    });
-    if (it == known_.end()) return nullptr;
-    std::rotate(known_.begin(), it, it + 1);
-    return known_.front();
+  // Those that begin as the tree does, the latest first.
+  [[nodiscard]] std::vector<std::shared_ptr<const Outline>> like(nb::handle tree,
+                                                                 std::string_view coding) const {
+    std::vector<std::shared_ptr<const Outline>> found;
+    for (const auto& outline : known_)
+      if (outline->coding == coding && begins(*outline, tree)) found.push_back(outline);
+    return found;
   }
-  // In place of `instead`, which may be null.
-  void add(Outline outline, const std::shared_ptr<const Outline>& instead) {
+  void used(const std::shared_ptr<const Outline>& outline) {
+    const auto it = std::find(known_.begin(), known_.end(), outline);
+    if (it != known_.end()) std::rotate(known_.begin(), it, it + 1);
+  }
+  // In place of the one that was used least lately.
+  void add(Outline outline) {
     constexpr std::size_t kKnown = 8;
     constexpr std::size_t kMostNodes = 100'000;
-    std::erase(known_, instead);
     if (outline.nodes.size() > kMostNodes) return;
     if (known_.size() == kKnown) known_.pop_back();
     known_.insert(known_.begin(), std::make_shared<const Outline>(std::move(outline)));
@@ -649,12 +651,14 @@ std::optional<Plain> plain_tree(nb::handle tree, nb::handle out, std::string_vie
   if (tree.type().is(python().ndarray)) return walk.finish(walk.visit(tree, target));
   static Outlines* outlines = nullptr;  // as `immortal`, but not constant
   if (outlines == nullptr) outlines = new Outlines;
-  const std::shared_ptr<const Outline> outline = outlines->find(tree, coding);
-  if (outline != nullptr) {
-    if (std::optional<Plain> plain = Retrace(*outline).walk(tree, target)) return plain;
+  for (const std::shared_ptr<const Outline>& outline : outlines->like(tree, coding)) {
+    std::optional<Plain> plain = Retrace(*outline).walk(tree, target);
+    if (!plain) continue;
+    outlines->used(outline);
+    return plain;
   }
   std::optional<Plain> plain = walk.finish(walk.visit(tree, target));
-  if (plain) outlines->add(walk.outline(), outline);
+  if (plain) outlines->add(walk.outline());
   return plain;
 }
 

@@ -1,5 +1,5 @@
 // NumPy arrays, and dicts, lists and tuples of them, which the engine takes as they are. Python
-// needs 70 us an array for the same work, this file 2 us.
+// needs 70 us an array for the same work, this file 2 us or less.
 #pragma once
 
 #include <optional>

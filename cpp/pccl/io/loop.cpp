@@ -138,7 +138,7 @@ Pace LoopDriver::between() {
   return pace;
 }
 
-// Runs the handler of the next event, unless none comes until then.
+// Runs the next event's handler, or returns at `until`.
 void LoopDriver::run_next(Instant until) {
   const Instant begin = clock_now();
   const Instant sleep_at = std::min(until, begin + polling_.length(begin));

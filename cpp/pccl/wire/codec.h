@@ -32,7 +32,7 @@ inline constexpr std::size_t kMaxString = 2048;
 template <class T>
 concept WireEnum = std::is_enum_v<T>;
 
-// Appends to a list of bytes: all that one call is given, when it returns.
+// Appends values to `out`. Numbers are held back; all are in `out` when the outermost call returns.
 class Writer {
  public:
   explicit Writer(Bytes& out) : out_(out) {}
